@@ -1,0 +1,136 @@
+"""What a converted model is, as data: saved with its weights and used from there, never guessed again."""
+
+import json
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from diffusionblocks.errors import InputError
+
+Config = TypeVar("Config", bound=BaseModel)
+
+
+class BlockwiseConfig(BaseModel):
+    """Blocks, noise law, objective and sampling plan of a `BlockwiseModel`.
+
+    Defaults are ours; `PAPER` below holds what the paper sets differently.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    format_version: Literal[1] = 1
+    family: Literal["vit"] = Field("vit", description="which family of networks the blocks are")
+
+    num_blocks: int = Field(3, ge=1, description="number of blocks B")
+    layer_split: tuple[int, ...] | None = Field(None, description="layers of each block; default: as even as can be")
+
+    p_mean: float = Field(0.3, description="mean of log sigma in the noise law")
+    p_std: float = Field(1.0, description="standard deviation of log sigma in the noise law")
+    sigma_min: float = Field(0.002, description="smallest noise level")
+    sigma_max: float = Field(80.0, description="largest noise level")
+    cut: Literal["equal-mass", "uniform-linear", "uniform-log"] = Field(
+        "equal-mass", description="how the noise range is cut into blocks"
+    )
+    gamma: float = Field(0.05, ge=0, description="overlap of the blocks' training intervals")
+
+    conditioning: Literal["lean", "adaln"] = Field("lean", description="how norms see the noise level")
+    conditioning_features: int = Field(8, ge=2, description="features of log sigma for lean conditioning")
+
+    targets: Literal["simplex", "random"] = Field("simplex", description="frozen table of target embeddings")
+    targets_seed: int = Field(0, ge=0, description="seed of the random table")
+    sigma_data: float | None = Field(None, gt=0, description="standard deviation of the targets; default: measured")
+    weight: Literal["none", "edm"] = Field("none", description="weight of the loss as a function of sigma")
+    readout: Literal["hidden", "preconditioned"] = Field("hidden", description="what the classifier reads")
+    z_dropout: float = Field(0.2, ge=0, lt=1, description="share of training samples that see z = 0 for their target")
+
+    num_sampling_steps: int | None = Field(None, ge=1, description="steps of the stored plan; default: one a block")
+    spacing: Literal["karras", "log", "mass"] = Field("karras", description="how steps are placed inside a block")
+    start: Literal["zero", "noise"] = Field("zero", description="state the chain starts from")
+
+    @model_validator(mode="after")
+    def _settings_fit_together(self) -> "BlockwiseConfig":
+        if self.readout == "preconditioned" and self.targets != "random":
+            raise InputError(
+                "readout",
+                self.readout,
+                "targets=random, whose width is the network's",
+                "set targets, or readout=hidden",
+            )
+        if self.num_sampling_steps is not None and self.num_sampling_steps < self.num_blocks:
+            raise InputError(
+                "num_sampling_steps",
+                self.num_sampling_steps,
+                f"at least one step for each of the {self.num_blocks} blocks",
+                f"take {self.num_blocks} or more",
+            )
+        return self
+
+
+PAPER: dict[str, Any] = {
+    "p_mean": -1.2,
+    "p_std": 1.2,
+    "gamma": 0.05,
+    "conditioning": "adaln",
+    "targets": "random",
+    "sigma_data": 0.5,
+    "weight": "edm",
+    "readout": "preconditioned",
+    "z_dropout": 0.0,
+    "num_sampling_steps": 4,
+    "start": "noise",
+}
+"""The paper's settings (Sections 3.3 and 4.1, Appendices B-D), as far as the blocks stay independent of each other."""
+
+
+def validate(model: type[Config], values: dict[str, Any], source: str = "") -> Config:
+    """Build a config; the first thing wrong becomes one line that names the setting, its value and what it takes.
+
+    Args:
+        model: the pydantic model.
+        values: settings by name.
+        source: where they came from (a file), added to the message.
+
+    Raises:
+        InputError: an unknown setting, or a value that its type or range does not allow.
+    """
+    try:
+        return model.model_validate(values)
+    except ValidationError as error:
+        first = error.errors()[0]
+        name = ".".join(str(part) for part in first["loc"]) or model.__name__
+        todo = f"see {source}" if source else ""
+        cause = first.get("ctx", {}).get("error")
+        if isinstance(cause, InputError):
+            raise cause from None
+        if first["type"] == "extra_forbidden":
+            raise InputError(name, first["input"], f"a known setting ({_nearest(name, model)})", todo) from None
+        raise InputError(name, first["input"], _expected(first["msg"]), todo) from None
+
+
+def read_json(path: Path) -> Any:
+    """Parse a JSON file.
+
+    Raises:
+        InputError: missing file, or not JSON (with line and column).
+    """
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise InputError("file", str(path), "a readable JSON file", error.strerror or str(error)) from None
+    except (UnicodeDecodeError, json.JSONDecodeError) as error:
+        raise InputError("file", str(path), "valid JSON in UTF-8", str(error)) from None
+
+
+def _nearest(name: str, model: type[BaseModel]) -> str:
+    import difflib
+
+    close = difflib.get_close_matches(name, model.model_fields, n=3, cutoff=0.5)
+    return "did you mean " + ", ".join(close) + "?" if close else "one of " + ", ".join(model.model_fields)
+
+
+def _expected(message: str) -> str:
+    """pydantic's sentence as the tail of "expected ...": "Input should be a valid integer" -> "a valid integer"."""
+    for prefix in ("Input should be ", "Value error, "):
+        message = message.removeprefix(prefix)
+    return message[:1].lower() + message[1:]

@@ -1,0 +1,164 @@
+"""Memory of a training step or a forward by kind, measured with PyTorch's MemTracker (imported in this file alone).
+
+Kinds are weights, gradients, optimizer, activations and other (buffers, temporaries of the backward pass, averaged
+weights, the batch). Each is its maximum over the second step, when Adam's state exists; `peak_total` is the maximum of
+their sum, which is less than the sum of the maxima.
+"""
+
+import contextlib
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed._tools.mem_tracker import MemTracker, _MemRefType, _ModState
+
+KINDS = {
+    "weights": (_MemRefType.PARAM,),
+    "gradients": (_MemRefType.GRAD,),
+    "optimizer": (_MemRefType.OPT,),
+    "activations": (_MemRefType.ACT,),
+    "other": (_MemRefType.BUFFER, _MemRefType.TEMP, _MemRefType.OTH),
+}
+
+
+@dataclass(frozen=True)
+class MemoryReport:
+    """Bytes by kind: of everything, and of the layers (with their conditioning, and without it).
+
+    Attributes:
+        total: maxima by kind, and "peak_total".
+        layers: of the residual layers with their conditioning; activations are those kept from forward to backward.
+        plain_layers: the same layers without conditioning.
+    """
+
+    total: dict[str, int]
+    layers: dict[str, int]
+    plain_layers: dict[str, int]
+
+    def to_dict(self) -> dict[str, dict[str, int]]:
+        """As plain data for JSON."""
+        return asdict(self)
+
+
+class _Tracker(MemTracker):
+    """MemTracker that also keeps each kind's own maximum."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.maxima: dict[str, int] = {}
+
+    def _update_peak_stats(self, peak_state: Any) -> None:
+        super()._update_peak_stats(peak_state)
+        self.take_maxima()
+
+    def take_maxima(self) -> None:
+        for name, kinds in KINDS.items():
+            now = sum(snap.get(kind, 0) for snap in self._curr_mem_snap.values() for kind in kinds)
+            self.maxima[name] = max(self.maxima.get(name, 0), now)
+        total = sum(snap.get("Total", 0) for snap in self._curr_mem_snap.values())
+        self.maxima["peak_total"] = max(self.maxima.get("peak_total", 0), total)
+
+    def start_over(self) -> None:
+        """Forget the maxima and the modules' snapshots, before another step."""
+        self.maxima = {}
+        self.reset_mod_stats()
+
+
+class StepMeter:
+    """Measures the memory of the first two training steps of a unit while they are done for real.
+
+    Args:
+        unit: what trains: a block or a plain network.
+        optimizer: its optimizer.
+        others: further tensors that live through the step (averaged weights).
+    """
+
+    def __init__(self, unit: nn.Module, optimizer: torch.optim.Optimizer, others: Iterable[Tensor] = ()):
+        self.unit, self.optimizer = unit, optimizer
+        self.steps = 0
+        self._tracker = _Tracker()
+        self._tracker.track_external(unit, optimizer, list(others))
+        self._activations: dict[str, int] = {}
+
+    @property
+    def wants_steps(self) -> bool:
+        """True until two steps have been seen."""
+        return self.steps < 2
+
+    @contextlib.contextmanager
+    def step(self, *batch: Tensor) -> Iterator[None]:
+        """Measure one training step on this batch."""
+        self._tracker.start_over()
+        self._tracker.track_external(*batch)
+        with self._tracker:
+            yield
+            self._tracker.take_maxima()
+        self.steps += 1
+
+    def report(self, plain_forward: Callable[[], Any], forward: Callable[[], Any]) -> MemoryReport:
+        """The report of the second step.
+
+        Args:
+            plain_forward: a forward on the same batch without conditioning.
+            forward: the forward with it. Both run once more, to see what the layers keep for the backward pass.
+        """
+        layers, conditioning = list(self.unit.layers), conditioning_of(self.unit)  # type: ignore[arg-type]
+        plain = self._static_bytes(layers)
+        conditioned = self._static_bytes([*layers, *conditioning])
+        return MemoryReport(
+            total=dict(self._tracker.maxima),
+            layers={**conditioned, "activations": kept_activations(self.unit, [layers, conditioning], forward)},
+            plain_layers={**plain, "activations": kept_activations(self.unit, [layers], plain_forward)},
+        )
+
+    def _static_bytes(self, modules: list[nn.Module]) -> dict[str, int]:
+        parameters = [p for module in modules for p in module.parameters()]
+        states = [self.optimizer.state.get(p, {}) for p in parameters]
+        return {
+            "weights": sum(p.nbytes for p in parameters),
+            "gradients": sum(p.grad.nbytes for p in parameters if p.grad is not None),
+            "optimizer": sum(t.nbytes for state in states for t in state.values() if isinstance(t, Tensor)),
+        }
+
+
+def conditioning_of(unit: nn.Module) -> list[nn.Module]:
+    """The conditioning of a block, nothing for a plain network."""
+    return [module for name, module in unit.named_children() if name == "conditioning"]
+
+
+def kept_activations(unit: nn.Module, groups: list[list[nn.Module]], forward: Callable[[], Any]) -> int:
+    """Bytes of activations that the modules have added by the end of their forward and that the backward will need.
+
+    Args:
+        unit: the network.
+        groups: lists of consecutive modules; a group counts from before its first to after its last module.
+        forward: runs the network with gradients; its result is kept until the count is taken.
+    """
+    tracker = _Tracker()
+    tracker.track_external(unit)
+    with tracker:
+        result = forward()
+    total = 0
+    for group in groups:
+        if group:
+            before = _activation_bytes(tracker, group[0], _ModState.PRE_FW)
+            total += _activation_bytes(tracker, group[-1], _ModState.POST_FW) - before
+    del result
+    return total
+
+
+def forward_memory(unit: nn.Module, forward: Callable[[], Any]) -> dict[str, int]:
+    """Maxima by kind over one forward (inference): weights, activations, other, peak_total, in bytes."""
+    tracker = _Tracker()
+    tracker.track_external(unit)
+    tracker.take_maxima()
+    with tracker:
+        forward()
+    return tracker.maxima
+
+
+def _activation_bytes(tracker: MemTracker, module: nn.Module, state: Any) -> int:
+    snapshots = tracker.memory_tracking[module].snapshots[state]
+    return sum(device.get(_MemRefType.ACT, 0) for device in snapshots[0].values())

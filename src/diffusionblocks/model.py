@@ -1,0 +1,132 @@
+"""A converted network: its blocks, the noise law and the plan by which they run together."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from diffusionblocks import checkpoint
+from diffusionblocks.block import Block, plan_of
+from diffusionblocks.config import BlockwiseConfig, read_json, validate
+from diffusionblocks.errors import InputError
+from diffusionblocks.families import FAMILIES
+from diffusionblocks.randomness import keyed_generator
+from diffusionblocks.sampling import Denoiser, SamplingPlan
+
+CONFIG_FILE = "diffusionblocks.json"
+
+
+class BlockwiseModel(nn.Module):
+    """All blocks of a network; calling it runs the stored sampling plan.
+
+    Args:
+        blocks: blocks 0..B-1 in order.
+        config: the config they were built from.
+
+    Raises:
+        InputError: a block that is missing or not of this config.
+    """
+
+    def __init__(self, blocks: Sequence[Block], config: BlockwiseConfig):
+        super().__init__()
+        if [block.index for block in blocks] != list(range(config.num_blocks)):
+            raise InputError("blocks", [block.index for block in blocks], f"blocks 0..{config.num_blocks - 1} in order")
+        if any(block.config != config for block in blocks):
+            raise InputError("blocks", [block.index for block in blocks], "blocks with one and the same config")
+        self.config = config
+        self.blocks = nn.ModuleList(blocks)
+
+    @property
+    def plan(self) -> SamplingPlan:
+        """The stored sampling plan."""
+        return plan_of(self.config)
+
+    @property
+    def targets(self) -> Tensor:
+        """The frozen table of target embeddings (K, target_dim)."""
+        return self.block_list[0].targets
+
+    @property
+    def block_list(self) -> list[Block]:
+        """The blocks with their type."""
+        return list(self.blocks)  # type: ignore[arg-type]
+
+    def denoisers(self, x: Tensor) -> list[Denoiser]:
+        """Every block as D(z, sigma) given x, for `sampling.sample`."""
+        return [block.denoiser(x) for block in self.block_list]
+
+    def decode(self, x: Tensor, *, num_sampling_steps: int | None = None, **options: Any) -> Tensor:
+        """Run a plan and return the family's result: log-probabilities (B, K) for classes.
+
+        Args:
+            x: inputs (B, ...).
+            num_sampling_steps: steps, if other than the stored plan's; at least one per block.
+            **options: the family's; for classes start, decoding, chains, generator (see `VitBlock.decode`).
+        """
+        options.setdefault("start", self.config.start)
+        # Without a generator the start noise is a fixed one, so that a plain call is a function of x.
+        options.setdefault("generator", keyed_generator(0, "start"))
+        plan = plan_of(self.config, num_sampling_steps)
+        return self.block_list[0].decode(self.block_list, x, plan, **options)
+
+    def forward(self, x: Tensor, labels: Tensor | None = None, **options: Any) -> Any:
+        """Run the stored plan on x; the result is the model output of the backbone's own class.
+
+        Args:
+            x: inputs (B, ...): pixel values (B, C, H, W).
+            labels: classes (B,); with them the output has a loss, the cross-entropy of the decoded probabilities.
+            **options: as for `decode`.
+        """
+        return self.block_list[0].output(self.decode(x, **options), labels)
+
+    def save_pretrained(self, folder: str | Path) -> None:
+        """Write the model: a folder per block, the table of targets and diffusionblocks.json; whole or not at all.
+
+        Raises:
+            InputError: `folder` has something else in it.
+        """
+        folder = Path(folder)
+        if folder.exists() and any(folder.iterdir()) and not (folder / CONFIG_FILE).exists():
+            raise InputError("folder", str(folder), "a new or empty folder, or one with a saved model", "take another")
+        with checkpoint.atomic_folder(folder) as draft:
+            for block in self.block_list:
+                part = draft / f"block-{block.index}"
+                part.mkdir()
+                checkpoint.save_network(block, part)
+            checkpoint.save_tensors({"targets": self.targets}, draft / "targets.safetensors")
+            (draft / CONFIG_FILE).write_text(self.config.model_dump_json(indent=1), encoding="utf-8")
+
+    @classmethod
+    def from_pretrained(cls, folder: str | Path) -> "BlockwiseModel":
+        """Read a model that `save_pretrained` wrote, in evaluation mode on the CPU.
+
+        Raises:
+            InputError: not such a folder, a missing block, or files that are broken or do not fit together.
+        """
+        folder = Path(folder)
+        if not (folder / CONFIG_FILE).is_file():
+            raise InputError("folder", str(folder), f"a saved model with {CONFIG_FILE}")
+        config = validate(BlockwiseConfig, read_json(folder / CONFIG_FILE), str(folder / CONFIG_FILE))
+        table = checkpoint.load_tensors(folder / "targets.safetensors").get("targets")
+        if table is None or table.ndim != 2:
+            raise InputError("file", str(folder / "targets.safetensors"), "a table `targets` (K, target_dim)")
+        blocks = [load_block(folder / f"block-{k}", config, k, table) for k in range(config.num_blocks)]
+        return cls(blocks, config).eval()
+
+
+def load_block(folder: Path, config: BlockwiseConfig, index: int, targets: Tensor) -> Block:
+    """Read one block from its folder.
+
+    Raises:
+        InputError: missing or broken files, or weights that do not fit config or targets.
+    """
+    block_class = FAMILIES[config.family]
+    backbone = checkpoint.load_backbone(block_class.backbone_class, folder)
+    if backbone.config.num_labels != len(targets):
+        raise InputError("targets", len(targets), f"{backbone.config.num_labels} rows, one per label of {folder}")
+    with torch.random.fork_rng(devices=[]):  # building draws an initialisation that the loaded weights replace
+        block = block_class(backbone, config, index, targets)
+    checkpoint.load_added(block, folder)
+    return block.eval()

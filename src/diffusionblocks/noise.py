@@ -1,0 +1,139 @@
+"""Noise laws: how often each noise level is drawn in training, and how much probability mass lies below a level.
+
+A law is all that the partition into blocks, the sampling plan and the conditioning know about noise, so a further
+law (masking, say) is one more class here and no special case elsewhere. Larger levels are noisier.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from diffusionblocks.errors import InputError
+
+
+class NoiseLaw(Protocol):
+    """What the rest of the library asks of a noise law. Levels and masses are float64."""
+
+    @property
+    def cleanest(self) -> float:
+        """Smallest level of the law."""
+        ...
+
+    @property
+    def noisiest(self) -> float:
+        """Largest level of the law."""
+        ...
+
+    def cdf(self, level: Tensor) -> Tensor:
+        """Probability mass in [cleanest, level], any shape; 0 at the cleanest level and 1 at the noisiest."""
+        ...
+
+    def icdf(self, mass: Tensor) -> Tensor:
+        """Level below which the given mass lies, any shape: the inverse of `cdf`."""
+        ...
+
+    def score(self, level: Tensor) -> Tensor:
+        """The level on a smooth scale of about unit spread, for the features that condition a block."""
+        ...
+
+    def widen(self, lo: float, hi: float, gamma: float) -> tuple[float, float]:
+        """The interval [lo, hi] with overlap gamma on both sides, clipped to the law's range."""
+        ...
+
+
+@dataclass(frozen=True)
+class LogNormal:
+    """log sigma ~ Normal(p_mean, p_std), truncated to [sigma_min, sigma_max] (Karras et al. 2022, Table 1).
+
+    Args:
+        p_mean: mean of log sigma; the paper's -1.2.
+        p_std: standard deviation of log sigma; the paper's 1.2.
+        sigma_min: smallest noise level, in units of the target.
+        sigma_max: largest noise level.
+
+    Raises:
+        InputError: a setting out of range, or a range that carries almost no mass of the normal law.
+    """
+
+    p_mean: float = -1.2
+    p_std: float = 1.2
+    sigma_min: float = 0.002
+    sigma_max: float = 80.0
+
+    def __post_init__(self) -> None:
+        if not math.isfinite(self.p_mean):
+            raise InputError("p_mean", self.p_mean, "a finite number")
+        if not (math.isfinite(self.p_std) and self.p_std > 0):
+            raise InputError("p_std", self.p_std, "a finite number above 0")
+        if not (math.isfinite(self.sigma_min) and self.sigma_min > 0):
+            raise InputError("sigma_min", self.sigma_min, "a finite number above 0")
+        if not (math.isfinite(self.sigma_max) and self.sigma_max > self.sigma_min):
+            raise InputError("sigma_max", self.sigma_max, f"a finite number above sigma_min={self.sigma_min}")
+        # Below this the quantiles of the truncated law lose the digits that the edges need.
+        if self._normal_mass() < 1e-6:
+            raise InputError(
+                "p_mean",
+                self.p_mean,
+                f"a law with mass between sigma_min={self.sigma_min} and sigma_max={self.sigma_max}",
+                "move p_mean towards log(sigma) of that range, or raise p_std",
+            )
+
+    @property
+    def cleanest(self) -> float:
+        return self.sigma_min
+
+    @property
+    def noisiest(self) -> float:
+        return self.sigma_max
+
+    def score(self, level: Tensor) -> Tensor:
+        """(log sigma - p_mean) / p_std, float64, any shape."""
+        return (torch.as_tensor(level, dtype=torch.float64).log() - self.p_mean) / self.p_std
+
+    def cdf(self, level: Tensor) -> Tensor:
+        """Mass of the truncated law in [sigma_min, level], float64, any shape."""
+        below, above = self._tails()
+        mass = (torch.special.ndtr(self.score(level)) - below) / (above - below)
+        return mass.clamp(0.0, 1.0)
+
+    def icdf(self, mass: Tensor) -> Tensor:
+        """Noise level with the given mass below it, float64, any shape."""
+        below, above = self._tails()
+        mass = torch.as_tensor(mass, dtype=torch.float64)
+        score = torch.special.ndtri(below + mass * (above - below))
+        # The ends come back exactly: rounding must not push a level out of the range.
+        return (self.p_mean + self.p_std * score).exp().clamp(self.sigma_min, self.sigma_max)
+
+    def widen(self, lo: float, hi: float, gamma: float) -> tuple[float, float]:
+        """[lo/a, hi*a] with a = (hi/lo)**gamma (Appendix C), clipped to [sigma_min, sigma_max] (ours)."""
+        factor = (hi / lo) ** gamma
+        return max(lo / factor, self.sigma_min), min(hi * factor, self.sigma_max)
+
+    def _tails(self) -> tuple[Tensor, Tensor]:
+        ends = torch.tensor([self.sigma_min, self.sigma_max], dtype=torch.float64)
+        below, above = torch.special.ndtr(self.score(ends))
+        return below, above
+
+    def _normal_mass(self) -> float:
+        below, above = self._tails()
+        return float(above - below)
+
+
+def draw_levels(law: NoiseLaw, lo: float, hi: float, n: int, generator: torch.Generator) -> Tensor:
+    """Draw noise levels from the law restricted to [lo, hi].
+
+    Args:
+        law: the noise law.
+        lo, hi: the interval, cleanest and noisiest level.
+        n: number of draws.
+        generator: source of randomness; its device is where the levels are made.
+
+    Returns:
+        Levels (n,), float64.
+    """
+    mass_lo, mass_hi = law.cdf(torch.tensor([lo, hi], dtype=torch.float64))
+    uniform = torch.rand(n, generator=generator, dtype=torch.float64, device=generator.device)
+    return law.icdf(mass_lo + uniform * (mass_hi - mass_lo)).clamp(lo, hi)
