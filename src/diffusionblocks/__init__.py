@@ -1,0 +1,57 @@
+"""Train residual networks block by block: each block alone, as a denoiser in its own range of noise levels."""
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from diffusionblocks.block import Block
+    from diffusionblocks.config import BlockwiseConfig
+    from diffusionblocks.convert import convert
+    from diffusionblocks.data.batches import ImageBatches, TensorBatches
+    from diffusionblocks.errors import InputError, TrainingError
+    from diffusionblocks.model import BlockwiseModel
+    from diffusionblocks.noise import LogNormal
+    from diffusionblocks.sampling import SamplingPlan, sample
+    from diffusionblocks.training.config import TrainingConfig
+    from diffusionblocks.training.trainer import Trainer
+
+__version__ = "0.1.0"
+
+_HOME = {
+    "Block": "block",
+    "BlockwiseConfig": "config",
+    "BlockwiseModel": "model",
+    "ImageBatches": "data.batches",
+    "InputError": "errors",
+    "LogNormal": "noise",
+    "SamplingPlan": "sampling",
+    "TensorBatches": "data.batches",
+    "Trainer": "training.trainer",
+    "TrainingConfig": "training.config",
+    "TrainingError": "errors",
+    "convert": "convert",
+    "sample": "sampling",
+}
+
+__all__ = [
+    "Block",
+    "BlockwiseConfig",
+    "BlockwiseModel",
+    "ImageBatches",
+    "InputError",
+    "LogNormal",
+    "SamplingPlan",
+    "TensorBatches",
+    "Trainer",
+    "TrainingConfig",
+    "TrainingError",
+    "convert",
+    "sample",
+]
+
+
+def __getattr__(name: str) -> Any:
+    """Import a public name on first use, so that the command line answers before torch is imported."""
+    if name not in _HOME:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f"{__name__}.{_HOME[name]}"), name)

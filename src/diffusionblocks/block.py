@@ -6,6 +6,7 @@ targets; its embeddings, layers, readout and conditioning are its own.
 
 import abc
 import contextlib
+import dataclasses
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -70,6 +71,7 @@ class Block(nn.Module, abc.ABC):
         self.interval = noise_intervals(edges_of(config))[index]
         self.trained_on = training_interval(self.law, self.interval, config.gamma)
         self.slot = LevelSlot()
+        self.modulated = True
         self.backbone = backbone
         sites = norm_sites(backbone, self.layers, self.example_input(backbone.config))
         width = backbone.config.hidden_size
@@ -92,7 +94,7 @@ class Block(nn.Module, abc.ABC):
 
     @abc.abstractmethod
     def level(self, z: Tensor, sigma: Tensor) -> NoiseLevel:
-        """What the hooks see for z (B, ...) at sigma (B,): the modulation, and z where it enters through a hook."""
+        """How z (B, ...) at sigma (B,) enters through hooks, apart from the modulation."""
 
     @abc.abstractmethod
     def run_backbone(self, x: Tensor) -> Tensor:
@@ -128,7 +130,10 @@ class Block(nn.Module, abc.ABC):
             The family's readout: logits (B, K) for classes.
         """
         sigma = torch.as_tensor(sigma, dtype=torch.float64, device=z.device).expand(z.shape[0])
-        with self.slot.set(self.level(z, sigma)):
+        level = self.level(z, sigma)
+        if self.modulated:
+            level = dataclasses.replace(level, modulation=self.conditioning(sigma))
+        with self.slot.set(level):
             return self.run_backbone(x)
 
     def denoiser(self, x: Tensor) -> Denoiser:
@@ -151,6 +156,15 @@ class Block(nn.Module, abc.ABC):
         """Inside, `block.backbone(...)` is the plain network: no modulation, no extra input."""
         with self.slot.set(NoiseLevel()):
             yield
+
+    @contextlib.contextmanager
+    def unmodulated(self) -> Iterator[None]:
+        """Inside, forwards leave the norms as they are (z still enters): for counting what conditioning costs."""
+        before, self.modulated = self.modulated, False
+        try:
+            yield
+        finally:
+            self.modulated = before
 
     def enable_checkpointing(self) -> None:
         """Recompute each layer's activations in the backward pass (non-reentrant) at the level of its own forward."""

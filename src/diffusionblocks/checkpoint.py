@@ -146,12 +146,14 @@ def load_backbone(backbone_class: type[PreTrainedModel], folder: Path) -> PreTra
     if not (folder / "config.json").is_file() or not (folder / "model.safetensors").is_file():
         raise InputError("folder", str(folder), "a folder with config.json and model.safetensors")
     transformers_logging.disable_progress_bar()
+    loaded: Any
     try:
-        backbone, info = backbone_class.from_pretrained(
+        loaded = backbone_class.from_pretrained(
             folder, output_loading_info=True, local_files_only=True, use_safetensors=True, trust_remote_code=False
         )
     except (OSError, ValueError, RuntimeError, SafetensorError) as error:
         raise InputError("folder", str(folder), f"a saved {backbone_class.__name__}", str(error)) from None
+    backbone, info = loaded
     wrong = {kind: sorted(map(str, info[kind])) for kind in ("missing_keys", "unexpected_keys", "mismatched_keys")}
     if any(wrong.values()):
         raise InputError("folder", str(folder), f"exactly the weights of a {backbone_class.__name__}", f"{wrong}")

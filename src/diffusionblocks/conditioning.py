@@ -26,7 +26,7 @@ class NoiseLevel:
     """What the hooks of one block see during one forward; a part that is None leaves the network as it is.
 
     Attributes:
-        modulation: (1 + scale, shift) of every norm site, (sites, 2, B, d).
+        modulation: (scale, shift) of every norm site, (sites, 2, B, d).
         token: the embedded noisy target (B, d), for a family in which it enters as a token.
         readout: (c_skip * z, c_out), (B, d) and (B, 1), for a readout of the preconditioned denoiser.
     """
@@ -69,8 +69,35 @@ class LevelSlot:
         return contextlib.nullcontext(), self.set(self.require())
 
 
+class ScaleShift(torch.autograd.Function):
+    """out * scale + shift with scale > 0, per sample and channel, that keeps its result for the backward pass.
+
+    The layer that reads the result keeps it too, so modulation adds nothing to the activations: autograd's own product
+    would keep `out` besides, 2 of about 18 tensors a transformer layer keeps. The gradient of scale needs only
+    sum(grad * out) = (sum(grad * result) - shift * sum(grad)) / scale.
+    """
+
+    @staticmethod
+    def forward(out: Tensor, scale: Tensor, shift: Tensor) -> Tensor:  # type: ignore[override]
+        """out (B, ..., d), scale and shift (B, 1.., d) -> (B, ..., d)."""
+        return torch.addcmul(shift, out, scale)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor, Tensor], output: Tensor) -> None:
+        ctx.save_for_backward(output, inputs[1], inputs[2])
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor]:  # type: ignore[override]
+        result, scale, shift = ctx.saved_tensors
+        inner = tuple(range(1, grad.ndim - 1))
+        grad_shift, moment = grad, grad * result
+        if inner:
+            grad_shift, moment = grad.sum(inner, keepdim=True), moment.sum(inner, keepdim=True)
+        return grad * scale, (moment - shift * grad_shift) / scale, grad_shift
+
+
 class Modulate:
-    """Forward hook of one norm: out -> out * (1 + scale) + shift, in out's dtype."""
+    """Forward hook of one norm: out -> out * scale + shift, in out's dtype."""
 
     def __init__(self, slot: LevelSlot, site: int):
         self.slot, self.site = slot, site
@@ -81,8 +108,7 @@ class Modulate:
             return None
         scale, shift = modulation[self.site].to(out.dtype).unbind(0)
         shape = (out.shape[0], *[1] * (out.ndim - 2), out.shape[-1])
-        # addcmul is one pass over the activations where a product and a sum would be two.
-        return torch.addcmul(shift.reshape(shape), out, scale.reshape(shape))
+        return ScaleShift.apply(out, scale.reshape(shape), shift.reshape(shape))
 
 
 class LeanFeatures(nn.Module):
@@ -132,9 +158,10 @@ class PaperFeatures(nn.Module):
 
 
 class Conditioning(nn.Module):
-    """Features of the noise level -> (1 + scale, shift) of every norm site; exactly neutral at initialisation.
+    """Features of the noise level -> (scale, shift) of every norm site; exactly neutral at initialisation.
 
-    "lean" (ours) costs 2 d r parameters a norm, r the number of features; "adaln" (the paper) costs 2 d^2.
+    scale = exp(s), which is 1 + s to first order but never vanishes, so that the modulation can be undone in the
+    backward pass. "lean" (ours) costs 2 d r parameters a norm, r the number of features; "adaln" (the paper) 2 d^2.
 
     Args:
         kind: "lean" or "adaln".
@@ -148,14 +175,10 @@ class Conditioning(nn.Module):
         super().__init__()
         self.num_sites, self.hidden_size = num_sites, hidden_size
         self.features = LeanFeatures(law, num_features) if kind == "lean" else PaperFeatures(hidden_size)
-        self.weight = nn.Parameter(torch.zeros(num_sites * 2 * hidden_size, self.features.width))
-        # The 1 of (1 + scale) as a constant bias: one matrix product makes all modulations of a forward.
-        neutral = torch.zeros(num_sites, 2, hidden_size)
-        neutral[:, 0] = 1.0
-        self.register_buffer("neutral", neutral.flatten(), persistent=False)
-        self.neutral: Tensor
+        self.weight = nn.Parameter(torch.zeros(2 * num_sites * hidden_size, self.features.width))
 
     def forward(self, sigma: Tensor) -> Tensor:
-        """sigma (B,) float64 -> (sites, 2, B, d): index 0 holds 1 + scale, index 1 the shift."""
-        out = nn.functional.linear(self.features(sigma), self.weight, self.neutral)
-        return out.view(-1, self.num_sites, 2, self.hidden_size).permute(1, 2, 0, 3)
+        """sigma (B,) float64 -> (sites, 2, B, d): index 0 holds the scale, index 1 the shift."""
+        out = nn.functional.linear(self.features(sigma), self.weight)
+        log_scale, shift = out.view(-1, 2, self.num_sites, self.hidden_size).permute(1, 2, 0, 3)
+        return torch.stack([log_scale.exp(), shift], dim=1)

@@ -49,7 +49,7 @@ class BlockwiseConfig(BaseModel):
     start: Literal["zero", "noise"] = Field("zero", description="state the chain starts from")
 
     @model_validator(mode="after")
-    def _settings_fit_together(self) -> "BlockwiseConfig":
+    def _blocks_fit_together(self) -> "BlockwiseConfig":
         if self.readout == "preconditioned" and self.targets != "random":
             raise InputError(
                 "readout",
@@ -105,7 +105,9 @@ def validate(model: type[Config], values: dict[str, Any], source: str = "") -> C
             raise cause from None
         if first["type"] == "extra_forbidden":
             raise InputError(name, first["input"], f"a known setting ({_nearest(name, model)})", todo) from None
-        raise InputError(name, first["input"], _expected(first["msg"]), todo) from None
+        field = model.model_fields.get(str(first["loc"][0])) if first["loc"] else None
+        what = f"it is the {field.description}" if field is not None and field.description else ""
+        raise InputError(name, first["input"], _expected(first["msg"]), "; ".join(filter(None, [what, todo]))) from None
 
 
 def read_json(path: Path) -> Any:

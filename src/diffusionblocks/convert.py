@@ -77,13 +77,16 @@ def blockwise_config(
     """Resolve the settings of a conversion: preset < settings, with sigma_data measured where it is not given."""
     if preset not in ("default", "paper"):
         raise InputError("preset", preset, "default or paper")
-    block_class = family_of(backbone_config)
-    values = {**(PAPER if preset == "paper" else {}), **settings, "family": block_class.family}
-    config = validate(BlockwiseConfig, values)
-    if config.sigma_data is None:
-        table = block_class.make_targets(config, backbone_config)
-        config = config.model_copy(update={"sigma_data": component_std(table)})
-    return config
+    values = {**(PAPER if preset == "paper" else {}), **settings, "family": family_of(backbone_config).family}
+    return with_measured_scale(validate(BlockwiseConfig, values), backbone_config)
+
+
+def with_measured_scale(config: BlockwiseConfig, backbone_config: PreTrainedConfig) -> BlockwiseConfig:
+    """The config with sigma_data measured from the table of targets, unless it is given."""
+    if config.sigma_data is not None:
+        return config
+    table = family_of(backbone_config).make_targets(config, backbone_config)
+    return config.model_copy(update={"sigma_data": component_std(table)})
 
 
 def build_block(backbone_config: PreTrainedConfig, config: BlockwiseConfig, index: int, seed: int) -> Block:
@@ -127,7 +130,7 @@ def cut(backbone: PreTrainedModel, part: range, layers_path: str) -> PreTrainedM
         InputError: weights that the rebuilt network does not have, or lacks, by name.
     """
     with seeded("cpu", 0, "cut"):
-        shallow = type(backbone)(shallow_config(backbone.config, part))
+        shallow: Any = type(backbone)(shallow_config(backbone.config, part))
     parameter = next(backbone.parameters())
     shallow = shallow.to(device=parameter.device, dtype=parameter.dtype)
     state = _renumber(backbone.state_dict(), part, layers_path + ".")
@@ -149,7 +152,7 @@ def check_layers(backbone: PreTrainedModel, block_class: type[VitBlock]) -> None
     if len(layers) != count:  # type: ignore[arg-type]
         raise InputError(path, len(layers), f"{count} layers, as config.num_hidden_layers says")  # type: ignore[arg-type]
     with seeded("cpu", 0, "cut"):
-        model = block_class.backbone_class(shallow_config(backbone.config, range(1)))
+        model: Any = block_class.backbone_class(shallow_config(backbone.config, range(1)))
     wanted = _structure(model.get_submodule(f"{path}.0"))
     for number, layer in enumerate(layers):  # type: ignore[arg-type]
         if _structure(layer) != wanted:

@@ -79,7 +79,7 @@ class StepMeter:
         self.unit, self.optimizer = unit, optimizer
         self.steps = 0
         self._tracker = _Tracker()
-        self._tracker.track_external(unit, optimizer, list(others))
+        self._tracker.track_external(unit, optimizer, *others)
         self._activations: dict[str, int] = {}
 
     @property

@@ -3,7 +3,8 @@
 z enters as one more token after [CLS] and the patches; logits are read from [CLS] by the network's own classifier.
 """
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
 from typing import Any, Literal, cast
 
 import torch
@@ -65,7 +66,7 @@ class VitBlock(Block):
         return {"pixel_values": torch.zeros(1, cast(int, backbone_config.num_channels), size, size)}
 
     @staticmethod
-    def make_targets(config: BlockwiseConfig, backbone_config: ViTConfig) -> Tensor:
+    def make_targets(config: BlockwiseConfig, backbone_config: Any) -> Tensor:
         """The frozen table of label embeddings (K, target_dim)."""
         if config.targets == "simplex":
             return targets.simplex_table(backbone_config.num_labels)
@@ -76,7 +77,7 @@ class VitBlock(Block):
         if self.config.readout == "preconditioned":
             skip = precondition.per_sample(precondition.c_skip(sigma, self.sigma_data), z) * z
             readout = skip, precondition.per_sample(precondition.c_out(sigma, self.sigma_data), z)
-        return NoiseLevel(self.conditioning(sigma), self.entry(self.scaled(z, sigma)), readout)
+        return NoiseLevel(token=self.entry(self.scaled(z, sigma)), readout=readout)
 
     def run_backbone(self, x: Tensor) -> Tensor:
         return self.backbone(pixel_values=x).logits
@@ -165,6 +166,11 @@ class PlainVit(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Logits (B, K) of images (B, C, H, W)."""
         return self.backbone(pixel_values=x).logits
+
+    @contextlib.contextmanager
+    def unmodulated(self) -> Iterator[None]:
+        """As for a block; there is nothing to leave out."""
+        yield
 
     def enable_checkpointing(self) -> None:
         """Recompute each layer's activations in the backward pass (non-reentrant)."""

@@ -32,7 +32,7 @@ class TrainingConfig(BaseModel):
     num_workers: int = Field(0, ge=0, description="processes that prepare the data of a block")
 
     @model_validator(mode="after")
-    def _settings_fit_together(self) -> "TrainingConfig":
+    def _budget_fits(self) -> "TrainingConfig":
         if (self.updates is None) == (self.epochs is None):
             raise InputError("updates", self.updates, f"either updates or epochs (epochs={self.epochs})", "set one")
         if self.micro_batches > self.batch_size:

@@ -29,7 +29,9 @@ class Ema:
         """Take the current weights in; `updates` is how many updates the unit has had."""
         decay = min(self.decay, (1 + updates) / (10 + updates))
         raw = [p.detach() for p in self._parameters.values()]
-        torch._foreach_lerp_(list(self.average.values()), raw, 1.0 - decay)
+        torch._foreach_lerp_(  # pyright: ignore[reportPrivateImportUsage]
+            list(self.average.values()), raw, 1.0 - decay
+        )
 
     @torch.no_grad()
     def load(self, average: dict[str, Tensor]) -> None:

@@ -1,5 +1,6 @@
 """One optimizer step on one unit (a block, or a plain network that a block is compared with)."""
 
+import contextlib
 import math
 from collections.abc import Iterator
 from typing import Any, Protocol
@@ -16,12 +17,25 @@ class Unit(Protocol):
 
     index: int
 
+    @property
+    def layers(self) -> nn.ModuleList:
+        """Its residual layers, counted apart in memory."""
+        ...
+
     def draw(self, batch_size: int, generator: torch.Generator) -> Any:
         """The randomness of one batch's loss, sliceable by rows, or None."""
         ...
 
     def loss(self, x: Tensor, y: Tensor, draw: Any) -> Tensor:
         """Loss of each sample (B,)."""
+        ...
+
+    def unmodulated(self) -> contextlib.AbstractContextManager[None]:
+        """Forwards without noise conditioning, to count what it costs."""
+        ...
+
+    def enable_checkpointing(self) -> None:
+        """Recompute activations in the backward pass."""
         ...
 
 
@@ -98,5 +112,3 @@ def autocast(device: torch.device, config: TrainingConfig) -> torch.autocast:
     if config.precision == "auto":
         on = device.type == "cuda" and torch.cuda.is_bf16_supported()
     return torch.autocast(device.type, dtype=torch.bfloat16, enabled=on)
-
-

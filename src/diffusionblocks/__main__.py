@@ -1,0 +1,7 @@
+"""`python -m diffusionblocks` is `dblocks`."""
+
+import sys
+
+from diffusionblocks.cli import main
+
+sys.exit(main())

@@ -1,0 +1,215 @@
+"""The command line `dblocks`: parses and prints; what it runs lives elsewhere.
+
+Exit status 0: done; 2: bad input, in one line; 1: training could not go on; 130: stopped by the user.
+"""
+
+import argparse
+import difflib
+import sys
+import typing
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+from pydantic import BaseModel
+
+from diffusionblocks.errors import InputError, TrainingError
+from diffusionblocks.recipes import RECIPES, RunConfig, resolve
+
+
+class _Parser(argparse.ArgumentParser):
+    """argparse whose errors are one line."""
+
+    def error(self, message: str) -> NoReturn:
+        raise InputError("arguments", message, "those of the command", f"see {self.prog} --help")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a command and return the exit status."""
+    try:
+        arguments, unknown = _parser().parse_known_args(argv)
+        if unknown:
+            raise InputError("argument", unknown[0], "an argument of this command", _did_you_mean(unknown[0]))
+        return arguments.run_command(arguments) or 0
+    except InputError as error:
+        print(f"dblocks: {error}", file=sys.stderr)
+        return 2
+    except TrainingError as error:
+        print(f"dblocks: training stopped: {error}", file=sys.stderr)
+        return 1
+    except OSError as error:
+        print(f"dblocks: {error}; checkpoints that were whole before still are", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("dblocks: stopped", file=sys.stderr)
+        return 130
+
+
+def _parser() -> _Parser:
+    parser = _Parser(prog="dblocks", description="Train residual networks block by block, each block alone.")
+    commands = parser.add_subparsers(title="commands", required=True, parser_class=_Parser)
+
+    train = commands.add_parser("train", help="train a recipe, or go on with it", allow_abbrev=False)
+    train.add_argument("recipe", help=f"one of {', '.join(RECIPES)}")
+    train.add_argument("--run", metavar="DIR", help="run folder (default runs/RECIPE; a control adds its name)")
+    train.add_argument("--config", metavar="FILE", help="JSON object of settings; flags go before it")
+    train.add_argument("--block", metavar="K", help="train this block alone")
+    train.add_argument("--device", default="auto", help="auto, cpu, cuda, cuda:1, mps (default auto)")
+    _add_settings(train, RunConfig)
+    train.set_defaults(run_command=_train)
+
+    evaluate = commands.add_parser("eval", help="score a run on every sample of a split", allow_abbrev=False)
+    evaluate.add_argument("run", metavar="RUN", help="run folder")
+    evaluate.add_argument("--split", choices=["test", "validation", "train"], default="test")
+    evaluate.add_argument("--start", choices=["zero", "noise"], help="start of the chain (default: the run's)")
+    evaluate.add_argument("--num-sampling-steps", metavar="N", help="steps of the plan (default: the run's)")
+    evaluate.add_argument("--chains", metavar="K", default="1", help="with --start noise: chains to average")
+    evaluate.add_argument("--decoding", choices=["chain", "average"], default="chain", help="which answer counts")
+    evaluate.add_argument("--data-dir", metavar="DIR", help="where the data are now (default: the run's)")
+    evaluate.add_argument("--seed", default="0", help="seed of the noise")
+    evaluate.add_argument("--device", default="auto")
+    evaluate.set_defaults(run_command=_eval)
+
+    predict = commands.add_parser("predict", help="classify image files with a run", allow_abbrev=False)
+    predict.add_argument("run", metavar="RUN", help="run folder, or a saved model")
+    predict.add_argument("images", metavar="IMAGE", nargs="+", help="image files")
+    predict.add_argument("--invert", action="store_true", help="invert brightness (dark ink on white paper)")
+    predict.add_argument("--top", metavar="K", default="3", help="classes to show")
+    predict.set_defaults(run_command=_predict)
+
+    recipes = commands.add_parser("recipes", help="list the recipes")
+    recipes.set_defaults(run_command=_recipes)
+    return parser
+
+
+def _did_you_mean(flag: str) -> str:
+    known = [f"--{name.replace('_', '-')}" for name in RunConfig.model_fields]
+    close = difflib.get_close_matches(flag, known, n=2)
+    return f"did you mean {' or '.join(close)}?" if close else "see dblocks COMMAND --help"
+
+
+def _add_settings(parser: argparse.ArgumentParser, model: type[BaseModel]) -> None:
+    """A flag for every setting; values stay text here and are checked by the model, like those of a file."""
+    group = parser.add_argument_group("settings (default: the recipe's)")
+    for name, field in model.model_fields.items():
+        if name in ("recipe", "family", "format_version"):
+            continue
+        kind = typing.get_args(field.annotation)
+        values = f" ({', '.join(map(str, kind))})" if typing.get_origin(field.annotation) is typing.Literal else ""
+        help_text = f"{field.description}{values}".replace("%", "%%")
+        group.add_argument("--" + name.replace("_", "-"), metavar="X", default=None, dest=f"set_{name}", help=help_text)
+
+
+def _settings(arguments: argparse.Namespace) -> dict[str, Any]:
+    given = {k.removeprefix("set_"): v for k, v in vars(arguments).items() if k.startswith("set_") and v is not None}
+    if "layer_split" in given:
+        given["layer_split"] = given["layer_split"].split(",")
+    return {name: None if value in ("none", "None") and name != "weight" else value for name, value in given.items()}
+
+
+def _train(arguments: argparse.Namespace) -> int:
+    config = resolve(
+        arguments.recipe, None if arguments.config is None else Path(arguments.config), _settings(arguments)
+    )
+    suffix = "" if config.method == "blocks" else f"-{config.method}"
+    run_dir = Path(arguments.run or f"runs/{config.recipe}{suffix}")
+    only = None if arguments.block is None else _whole("block", arguments.block, 0)
+
+    from diffusionblocks.report.tables import memory_table, show
+    from diffusionblocks.training.run import export_model, make_trainer
+    from diffusionblocks.training.trainer import Interrupted
+
+    trainer = make_trainer(config, run_dir, only, _device(arguments.device))
+    print(f"{config.method}: {trainer.plan()}")
+    try:
+        memory = trainer.train()
+    except Interrupted:
+        print(f"dblocks: stopped and saved in {run_dir}; the same command goes on", file=sys.stderr)
+        return 130
+    if memory:
+        show(memory_table(memory))
+    exported = export_model(run_dir, config, trainer.num_updates)
+    print(f"model: {exported}" if exported else f"{run_dir}: blocks still to be trained; no model is written yet")
+    print(f"next: dblocks eval {run_dir}")
+    return 0
+
+
+def _eval(arguments: argparse.Namespace) -> int:
+    from diffusionblocks.evaluation.classification import EvalOptions, evaluate_blocks, evaluate_plain
+    from diffusionblocks.model import BlockwiseModel
+    from diffusionblocks.report.tables import block_table, forward_memory_line, show
+    from diffusionblocks.training.run import load_config, load_split, load_trained, write_result
+
+    steps = arguments.num_sampling_steps
+    options = EvalOptions(
+        start=arguments.start,
+        num_sampling_steps=None if steps is None else _whole("num_sampling_steps", steps, 1),
+        chains=_whole("chains", arguments.chains, 1),
+        decoding=arguments.decoding,
+        seed=_whole("seed", arguments.seed, 0),
+    )
+    run_dir = Path(arguments.run)
+    config = load_config(run_dir)
+    where = config if arguments.data_dir is None else config.model_copy(update={"data_dir": arguments.data_dir})
+    images = load_split(where, arguments.split)
+    model, updates = load_trained(run_dir, config)
+    model.to(_device(arguments.device))
+    if isinstance(model, BlockwiseModel):
+        result = evaluate_blocks(model, images, options)
+        show(block_table(result))
+        print(f"plan: {result['plan']}; start: {result['start']}; chains: {result['chains']}")
+        print(f"z-free average of the blocks: {100 * result['average']['accuracy']:.2f}%")
+    else:
+        result = evaluate_plain(model, images, options)
+    print(forward_memory_line(result["memory_bytes"]))
+    print(f"{config.method}, {arguments.split} split, {len(images)} images: accuracy {100 * result['accuracy']:.2f}%")
+    result |= {"split": arguments.split, "images": len(images), "method": config.method, "updates": updates}
+    write_result(run_dir, f"eval-{arguments.split}.json", result)
+    return 0
+
+
+def _predict(arguments: argparse.Namespace) -> int:
+    from diffusionblocks.evaluation.predict import load_any, predict
+
+    top = _whole("top", arguments.top, 1)
+    model = load_any(Path(arguments.run))
+    for path, ranked in predict(model, arguments.images, arguments.invert, top):
+        print(f"{path}: " + ", ".join(f"{name} {100 * p:.1f}%" for name, p in ranked))
+    return 0
+
+
+def _recipes(arguments: argparse.Namespace) -> int:
+    for name, recipe in RECIPES.items():
+        print(f"{name:18} {(recipe.__doc__ or '').strip()}")
+    return 0
+
+
+def _whole(setting: str, text: str, least: int) -> int:
+    try:
+        value = int(text)
+    except ValueError:
+        value = None
+    if value is None or value < least:
+        raise InputError(setting, text, f"a whole number of at least {least}")
+    return value
+
+
+def _device(name: str) -> str:
+    """The device to use.
+
+    Raises:
+        InputError: not a device, or one that this machine does not have.
+    """
+    import torch
+
+    if name == "auto":
+        return "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        torch.zeros(1, device=name)
+    except (RuntimeError, AssertionError) as error:
+        raise InputError("device", name, "a device of this machine", str(error).splitlines()[0]) from None
+    return name
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,122 @@
+"""Training checkpoints of one unit: everything needed to go on exactly, and which one to go on from."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from diffusionblocks import checkpoint
+from diffusionblocks.block import Block
+from diffusionblocks.config import read_json
+from diffusionblocks.errors import InputError
+from diffusionblocks.training.ema import Ema
+
+KEPT = 2
+"""Checkpoints kept per unit: the newest, and one to fall back on."""
+
+
+def unit_folder(run_dir: Path, unit: nn.Module) -> Path:
+    """block-k of a run, or network for a plain network."""
+    return run_dir / (f"block-{unit.index}" if isinstance(unit, Block) else "network")
+
+
+def save(folder: Path, unit: nn.Module, optimizer: torch.optim.Optimizer, ema: Ema | None, updates: int) -> None:
+    """Write a checkpoint, then drop all but the newest KEPT; those are only dropped once the new one is whole."""
+    with checkpoint.atomic_folder(folder / f"checkpoint-{updates:08d}") as draft:
+        checkpoint.save_network(unit, draft)
+        checkpoint.save_tensors(_optimizer_tensors(unit, optimizer), draft / "optimizer.safetensors")
+        if ema is not None:
+            checkpoint.save_tensors(ema.average, draft / "ema.safetensors")
+        (draft / "state.json").write_text(json.dumps({"updates": updates}))
+        checkpoint.write_manifest(draft)
+    for old in checkpoints(folder)[KEPT:]:
+        shutil.rmtree(old)
+
+
+def checkpoints(folder: Path) -> list[Path]:
+    """The checkpoints of a unit, newest first, whole or not."""
+    return sorted(folder.glob("checkpoint-*"), reverse=True)
+
+
+def newest(folder: Path) -> tuple[Path | None, list[str]]:
+    """The newest checkpoint that is whole, and why newer ones were passed over."""
+    refused = []
+    for path in checkpoints(folder):
+        try:
+            checkpoint.check_manifest(path)
+            return path, refused
+        except InputError as error:
+            refused.append(f"{path.name} is passed over: {error}")
+    return None, refused
+
+
+def restore(folder: Path, unit: nn.Module, optimizer: torch.optim.Optimizer, ema: Ema | None) -> tuple[int, list[str]]:
+    """Bring a unit, its optimizer and its averages to the newest whole checkpoint.
+
+    Returns:
+        (updates done, messages that say which checkpoint was taken and why).
+
+    Raises:
+        InputError: checkpoints are there but none is whole (going on from nothing would lose the run), or one that is
+            not of this unit.
+    """
+    path, refused = newest(folder)
+    if path is None:
+        if refused:
+            raise InputError("run", str(folder), "a checkpoint that is whole", refused[0])
+        return 0, []
+    updates = load_unit(path, unit, averaged=False)
+    _load_optimizer(unit, optimizer, checkpoint.load_tensors(path / "optimizer.safetensors"), path)
+    if ema is not None:
+        ema.load(checkpoint.load_tensors(path / "ema.safetensors"))
+    return updates, [*refused, f"{folder.name} goes on from {path.name}"]
+
+
+def load_unit(path: Path, unit: nn.Module, averaged: bool) -> int:
+    """Copy a checkpoint's weights into a unit of the same shape: the raw ones, or the averaged ones if it has any.
+
+    Returns:
+        The updates it had.
+    """
+    backbone = unit.get_submodule("backbone")
+    assert isinstance(backbone, PreTrainedModel)
+    stored = checkpoint.load_backbone(type(backbone), path)
+    checkpoint.load_state(backbone, dict(stored.state_dict()), path / "model.safetensors")
+    if isinstance(unit, Block):
+        checkpoint.load_added(unit, path)
+    if averaged and (path / "ema.safetensors").exists():
+        average = checkpoint.load_tensors(path / "ema.safetensors")
+        names = {checkpoint.canonical_name(name) for name, _ in unit.named_parameters()}
+        checkpoint.load_state(unit, average, path / "ema.safetensors", names.__contains__)
+    updates = read_json(path / "state.json").get("updates")
+    if not isinstance(updates, int):
+        raise InputError("file", str(path / "state.json"), "a number of updates")
+    return updates
+
+
+def _parameter_names(unit: nn.Module) -> dict[Tensor, str]:
+    return {p: checkpoint.canonical_name(name) for name, p in unit.named_parameters()}
+
+
+def _optimizer_tensors(unit: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, Tensor]:
+    """The optimizer's state by parameter name: NAME:exp_avg and so on."""
+    names = _parameter_names(unit)
+    return {f"{names[p]}:{key}": t for p, state in optimizer.state.items() for key, t in state.items()}
+
+
+def _load_optimizer(unit: nn.Module, optimizer: torch.optim.Optimizer, tensors: dict[str, Tensor], path: Path) -> None:
+    entries: dict[str, dict[str, Any]] = {}
+    for key, tensor in tensors.items():
+        name, _, kind = key.rpartition(":")
+        entries.setdefault(name, {})[kind] = tensor
+    for parameter, name in _parameter_names(unit).items():
+        if not parameter.requires_grad:
+            continue
+        if name not in entries:
+            raise InputError("file", str(path / "optimizer.safetensors"), f"the state of {name}")
+        # The step count stays where the optimizer put it (fused AdamW keeps it beside the parameter).
+        optimizer.state[parameter] = {kind: t.to(parameter.device) for kind, t in entries[name].items()}
