@@ -109,7 +109,7 @@ def test_conditioning_is_exactly_neutral_at_initialisation(kind, dtype):
 
 @KINDS
 def test_trained_conditioning_differs_by_level_site_and_channel_and_has_positive_scales(kind):
-    modulation = conditioning(kind, trained=True)(torch.tensor([0.01, 0.3, 30.0], dtype=torch.float64))
+    modulation = conditioning(kind, trained=True)(torch.tensor([0.01, 0.3, 30.0], dtype=torch.float64)).detach()
     assert float(modulation[:, 0].min()) > 0
     for dim in (0, 2, 3):
         assert float(modulation.diff(dim=dim).abs().min()) > 0

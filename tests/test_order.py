@@ -57,8 +57,8 @@ def test_every_sample_is_as_likely_to_come_first():
 
 
 def test_a_key_gives_the_same_seed_in_every_process():
-    """Pinned: another value would change data, noise and targets of runs that exist."""
-    assert key_seed(0, "order", 1, 2) == 0x5E9A1C9C6F3B7D42
+    """Pinned (by b2sum): another value would change the data, noise and targets of runs that exist."""
+    assert key_seed(0, "order", 1, 2) == 0x7EB5CDB3234A6158
     assert 0 <= key_seed("any") < 2**63
 
 
@@ -102,13 +102,15 @@ def test_seeded_makes_dropout_and_initialisation_depend_on_the_key_alone():
     assert not any(torch.equal(a, b) for a, b in zip(draw(3, "noise", 1, 21), first, strict=True))
 
 
-def test_seeded_puts_the_global_generator_back():
+@pytest.mark.parametrize("fails", [False, True])
+def test_seeded_puts_the_global_generator_back(fails):
     before = torch.get_rng_state()
-    with seeded("cpu", *KEY):
-        torch.rand(5)
-        assert not torch.equal(torch.get_rng_state(), before)
-    assert torch.equal(torch.get_rng_state(), before)
-    with pytest.raises(KeyError), seeded("cpu", *KEY):
-        torch.rand(5)
-        raise KeyError
+    try:
+        with seeded("cpu", *KEY):
+            torch.rand(5)
+            assert not torch.equal(torch.get_rng_state(), before)
+            if fails:
+                raise KeyError
+    except KeyError:
+        assert fails
     assert torch.equal(torch.get_rng_state(), before)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from diffusionblocks.block import Block
     from diffusionblocks.config import BlockwiseConfig
-    from diffusionblocks.convert import convert
+    from diffusionblocks.conversion import convert
     from diffusionblocks.data.batches import ImageBatches, TensorBatches
     from diffusionblocks.errors import InputError, TrainingError
     from diffusionblocks.model import BlockwiseModel
@@ -29,7 +29,7 @@ _HOME = {
     "Trainer": "training.trainer",
     "TrainingConfig": "training.config",
     "TrainingError": "errors",
-    "convert": "convert",
+    "convert": "conversion",
     "sample": "sampling",
 }
 

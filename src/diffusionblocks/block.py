@@ -168,8 +168,8 @@ class Block(nn.Module, abc.ABC):
 
     def enable_checkpointing(self) -> None:
         """Recompute each layer's activations in the backward pass (non-reentrant) at the level of its own forward."""
-        self.backbone.gradient_checkpointing_enable(
-            gradient_checkpointing_kwargs={"use_reentrant": False, "context_fn": self.slot.checkpoint_contexts}
+        self.backbone.activation_checkpointing_enable(
+            activation_checkpointing_kwargs={"use_reentrant": False, "context_fn": self.slot.checkpoint_contexts}
         )
 
 

@@ -78,13 +78,11 @@ class ScaleShift(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(out: Tensor, scale: Tensor, shift: Tensor) -> Tensor:  # type: ignore[override]
+    def forward(ctx: Any, out: Tensor, scale: Tensor, shift: Tensor) -> Tensor:  # type: ignore[override]
         """out (B, ..., d), scale and shift (B, 1.., d) -> (B, ..., d)."""
-        return torch.addcmul(shift, out, scale)
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor, Tensor], output: Tensor) -> None:
-        ctx.save_for_backward(output, inputs[1], inputs[2])
+        result = torch.addcmul(shift, out, scale)
+        ctx.save_for_backward(result, scale, shift)
+        return result
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor]:  # type: ignore[override]

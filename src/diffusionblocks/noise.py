@@ -73,7 +73,8 @@ class LogNormal:
         if not (math.isfinite(self.sigma_max) and self.sigma_max > self.sigma_min):
             raise InputError("sigma_max", self.sigma_max, f"a finite number above sigma_min={self.sigma_min}")
         # Below this the quantiles of the truncated law lose the digits that the edges need.
-        if self._normal_mass() < 1e-6:
+        below, above = self._tails()
+        if above - below < 1e-6:
             raise InputError(
                 "p_mean",
                 self.p_mean,
@@ -112,14 +113,10 @@ class LogNormal:
         factor = (hi / lo) ** gamma
         return max(lo / factor, self.sigma_min), min(hi * factor, self.sigma_max)
 
-    def _tails(self) -> tuple[Tensor, Tensor]:
-        ends = torch.tensor([self.sigma_min, self.sigma_max], dtype=torch.float64)
-        below, above = torch.special.ndtr(self.score(ends))
-        return below, above
-
-    def _normal_mass(self) -> float:
-        below, above = self._tails()
-        return float(above - below)
+    def _tails(self) -> tuple[float, float]:
+        """Mass of the untruncated law below sigma_min and below sigma_max."""
+        below, above = ((math.log(s) - self.p_mean) / self.p_std for s in (self.sigma_min, self.sigma_max))
+        return 0.5 * math.erfc(-below / math.sqrt(2.0)), 0.5 * math.erfc(-above / math.sqrt(2.0))
 
 
 def draw_levels(law: NoiseLaw, lo: float, hi: float, n: int, generator: torch.Generator) -> Tensor:

@@ -174,7 +174,7 @@ class PlainVit(nn.Module):
 
     def enable_checkpointing(self) -> None:
         """Recompute each layer's activations in the backward pass (non-reentrant)."""
-        self.backbone.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+        self.backbone.activation_checkpointing_enable(activation_checkpointing_kwargs={"use_reentrant": False})
 
 
 def chain(blocks: Sequence[Block], x: Tensor, z: Tensor, plan: SamplingPlan) -> list[Tensor]:

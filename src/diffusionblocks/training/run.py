@@ -15,7 +15,7 @@ from transformers import ViTConfig, ViTForImageClassification
 
 from diffusionblocks import checkpoint
 from diffusionblocks.config import BlockwiseConfig, read_json, validate
-from diffusionblocks.convert import build_block, with_measured_scale
+from diffusionblocks.conversion import build_block, with_measured_scale
 from diffusionblocks.data.augment import RandAugment
 from diffusionblocks.data.batches import ImageBatches
 from diffusionblocks.data.images import ImageSet, check_trainable

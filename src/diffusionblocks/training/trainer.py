@@ -120,11 +120,8 @@ class Trainer:
         with Log(self.run_dir, done, self.num_updates, self.progress) as log, self._signals():
             for message in self.messages:
                 log.say(message)
-            while not self._stop:
-                state = min(self.states, key=lambda s: s.updates // self.config.rotate_every)
-                if state.updates >= self.num_updates:
-                    break
-                self._turn(state, log)
+            while not self._stop and (left := [s for s in self.states if s.updates < self.num_updates]):
+                self._turn(min(left, key=lambda s: s.updates // self.config.rotate_every), log)
             for state in self.states:
                 self._save(state)
         if self._stop:
