@@ -12,6 +12,7 @@ from diffusionblocks.conditioning import (
     LeanFeatures,
     LevelSlot,
     Modulate,
+    Modulation,
     NoiseLevel,
     PaperFeatures,
     ScaleShift,
@@ -25,14 +26,14 @@ SHAPES = pytest.mark.parametrize("shape", [(3, 4), (3, 5, 4), (2, 3, 2, 4)], ids
 
 
 def scale_shift_inputs(shape: tuple[int, ...]) -> list[Tensor]:
-    """out, a positive scale on both sides of 1, and shift; float64 leaves."""
+    """out, log_scale of both signs, and shift; float64 leaves."""
     randomness = torch.Generator().manual_seed(0)
     per_channel = (shape[0], *[1] * (len(shape) - 2), shape[-1])
 
     def normal(size: tuple[int, ...]) -> Tensor:
         return torch.randn(size, generator=randomness, dtype=torch.float64)
 
-    return [t.requires_grad_() for t in (normal(shape), normal(per_channel).exp(), normal(per_channel))]
+    return [t.requires_grad_() for t in (normal(shape), normal(per_channel), normal(per_channel))]
 
 
 def conditioning(kind: str, *, num_sites: int = 3, width: int = 16, trained: bool = False) -> Conditioning:
@@ -45,9 +46,22 @@ def conditioning(kind: str, *, num_sites: int = 3, width: int = 16, trained: boo
     return module
 
 
-def modulate(slot: LevelSlot, site: int, modulation: Tensor | None, out: Tensor) -> Tensor | None:
+def modulate(site: int, modulation: Modulation, out: Tensor) -> Tensor:
+    slot = LevelSlot()
     with slot.set(NoiseLevel(modulation=modulation)):
-        return Modulate(slot, site)(nn.Identity(), (), out)
+        modulated = Modulate(slot, site)(nn.Identity(), (), out)
+    assert modulated is not None
+    return modulated
+
+
+def scales_and_shifts(module: Conditioning, sigmas: list[float]) -> tuple[Tensor, Tensor]:
+    """What the conditioning does to a norm's output, (sites, B, d) each, read off outputs of 0 and of 1."""
+    with torch.no_grad():
+        modulation = module(torch.tensor(sigmas, dtype=torch.float64))
+    zeros = torch.zeros(len(sigmas), module.hidden_size)
+    shifts = torch.stack([modulate(site, modulation, zeros) for site in range(module.num_sites)])
+    both = torch.stack([modulate(site, modulation, zeros + 1) for site in range(module.num_sites)])
+    return both - shifts, shifts
 
 
 # Scale and shift.
@@ -61,36 +75,36 @@ def test_scale_shift_has_the_gradients_of_finite_differences(shape):
 @SHAPES
 def test_scale_shift_equals_the_plain_expression_and_its_gradients(shape):
     inputs = scale_shift_inputs(shape)
-    out, scale, shift = inputs
+    out, log_scale, shift = inputs
     upstream = torch.randn(shape, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
-    torch.testing.assert_close(ScaleShift.apply(*inputs), out * scale + shift)
+    plain = out * log_scale.exp() + shift
+    torch.testing.assert_close(ScaleShift.apply(*inputs), plain)
     ours = torch.autograd.grad(ScaleShift.apply(*inputs), inputs, upstream)
-    plain = torch.autograd.grad(out * scale + shift, inputs, upstream)
-    torch.testing.assert_close(ours, plain)
+    torch.testing.assert_close(ours, torch.autograd.grad(plain, inputs, upstream))
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
 def test_modulation_takes_the_dtype_of_what_it_modulates(dtype):
-    out = torch.ones(2, 5, 16, dtype=dtype)
-    modulated = modulate(LevelSlot(), 0, conditioning("lean", trained=True)(torch.tensor([0.1, 10.0]).double()), out)
-    assert modulated is not None
-    assert modulated.dtype == dtype
+    modulation = conditioning("lean", trained=True)(torch.tensor([0.1, 10.0], dtype=torch.float64))
+    assert modulate(0, modulation, torch.ones(2, 5, 16, dtype=dtype)).dtype == dtype
 
 
-@pytest.mark.parametrize("shape", [(2, 4), (2, 5, 4)])
+@pytest.mark.parametrize("shape", [(2, 4), (2, 5, 4), (2, 3, 3, 4)], ids=str)
 def test_each_sample_and_site_takes_its_own_scale_and_shift(shape):
     randomness = torch.Generator().manual_seed(0)
-    modulation = torch.rand(3, 2, 2, 4, generator=randomness) + 0.5
+    log_scales, shifts = torch.randn(2, 3, 2, 4, generator=randomness)
     out = torch.randn(shape, generator=randomness)
     for site in range(3):
-        modulated = modulate(LevelSlot(), site, modulation, out)
-        assert modulated is not None
+        modulated = modulate(site, tuple(zip(log_scales, shifts, strict=True)), out)
         for row in range(2):
-            torch.testing.assert_close(modulated[row], out[row] * modulation[site, 0, row] + modulation[site, 1, row])
+            expected = out[row] * log_scales[site, row].exp() + shifts[site, row]
+            torch.testing.assert_close(modulated[row], expected)
 
 
 def test_without_modulation_a_norm_is_left_alone():
-    assert modulate(LevelSlot(), 0, None, torch.ones(2, 4)) is None
+    slot = LevelSlot()
+    with slot.set(NoiseLevel()):
+        assert Modulate(slot, 0)(nn.Identity(), (), torch.ones(2, 4)) is None
 
 
 # The module that makes them.
@@ -99,36 +113,39 @@ def test_without_modulation_a_norm_is_left_alone():
 @KINDS
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_conditioning_is_exactly_neutral_at_initialisation(kind, dtype):
-    sigma = torch.tensor([0.002, 0.3, 80.0], dtype=torch.float64)
+    modulation = conditioning(kind)(torch.tensor([0.002, 0.3, 80.0], dtype=torch.float64))
     out = torch.randn(3, 5, 16, generator=torch.Generator().manual_seed(0)).to(dtype)
-    modulation = conditioning(kind)(sigma)
-    assert modulation.shape == (3, 2, 3, 16)
     for site in range(3):
-        assert torch.equal(modulate(LevelSlot(), site, modulation, out), out)
+        assert torch.equal(modulate(site, modulation, out), out)
 
 
 @KINDS
-def test_trained_conditioning_differs_by_level_site_and_channel_and_has_positive_scales(kind):
-    modulation = conditioning(kind, trained=True)(torch.tensor([0.01, 0.3, 30.0], dtype=torch.float64)).detach()
-    assert float(modulation[:, 0].min()) > 0
-    for dim in (0, 2, 3):
-        assert float(modulation.diff(dim=dim).abs().min()) > 0
+def test_trained_conditioning_differs_by_site_level_and_channel_and_has_positive_scales(kind):
+    scales, shifts = scales_and_shifts(conditioning(kind, trained=True), [0.01, 0.3, 30.0])
+    assert scales.shape == shifts.shape == (3, 3, 16)
+    assert float(scales.min()) > 0
+    for values in (scales, shifts):
+        for dim in range(3):
+            assert float(values.diff(dim=dim).abs().min()) > 0
 
 
 @KINDS
 def test_the_modulation_of_a_sample_depends_on_its_own_level(kind):
-    module = conditioning(kind, trained=True)
-    together = module(torch.tensor([0.01, 0.3, 30.0], dtype=torch.float64))
-    alone = torch.cat([module(torch.tensor([sigma], dtype=torch.float64)) for sigma in (0.01, 0.3, 30.0)], dim=2)
-    torch.testing.assert_close(together, alone)
+    module, sigmas = conditioning(kind, trained=True), [0.01, 0.3, 30.0]
+    together = scales_and_shifts(module, sigmas)
+    for row, sigma in enumerate(sigmas):
+        for values, alone in zip(together, scales_and_shifts(module, [sigma]), strict=True):
+            torch.testing.assert_close(values[:, row], alone[:, 0])
 
 
 @KINDS
-def test_neutral_conditioning_gets_gradients(kind):
+def test_neutral_conditioning_gets_gradients_for_every_scale_and_shift(kind):
+    """Zero weights must not be a saddle that training cannot leave."""
     module = conditioning(kind)
-    module(torch.tensor([0.01, 30.0], dtype=torch.float64)).square().sum().backward()
+    modulation = module(torch.tensor([0.01, 30.0], dtype=torch.float64))
+    sum(modulate(site, modulation, torch.ones(2, 16)).sum() for site in range(3)).backward()
     assert module.weight.grad is not None
-    assert (module.weight.grad.abs().sum(dim=1) > 0).sum() >= 16  # scales at least: a shift of 0 has no slope here
+    assert float(module.weight.grad.abs().sum(dim=1).min()) > 0
 
 
 @pytest.mark.parametrize(("num_sites", "width", "features"), [(1, 16, 8), (4, 128, 8), (5, 32, 16)])
@@ -225,16 +242,18 @@ def test_two_forwards_before_one_backward_keep_their_own_levels(checkpointed):
     norm.register_forward_hook(Modulate(slot, 0))
     randomness = torch.Generator().manual_seed(0)
     x = torch.randn(2, 4, generator=randomness, dtype=torch.float64)
-    modulations = torch.rand(2, 1, 2, 2, 4, generator=randomness, dtype=torch.float64) + 0.5
+    log_scales, shifts = torch.randn(2, 2, 2, 4, generator=randomness, dtype=torch.float64)
 
-    def forward(modulation: Tensor) -> Tensor:
-        with slot.set(NoiseLevel(modulation=modulation)):
+    def forward(log_scale: Tensor, shift: Tensor) -> Tensor:
+        with slot.set(NoiseLevel(modulation=((log_scale, shift),))):
             if checkpointed:
                 return checkpoint(norm, x, use_reentrant=False, context_fn=slot.checkpoint_contexts).square().sum()
             return norm(x).square().sum()
 
-    (forward(modulations[0]) + forward(modulations[1])).backward()
-    normalised = (x - x.mean(1, keepdim=True)) / (x.var(1, keepdim=True, unbiased=False) + norm.eps).sqrt()
-    by_hand = sum(2 * (normalised * m[0, 0] + m[0, 1]) * m[0, 0] * normalised for m in modulations).sum(dim=0)
+    sum(forward(*level) for level in zip(log_scales, shifts, strict=True)).backward()
+    # For the loss sum((n w e^l + h)^2) at w = 1, n the normalised x: d/dw = sum over samples of 2 (n e^l + h) n e^l.
+    scaled = (
+        (x - x.mean(1, keepdim=True)) / (x.var(1, keepdim=True, unbiased=False) + norm.eps).sqrt() * log_scales.exp()
+    )
     assert norm.weight.grad is not None
-    torch.testing.assert_close(norm.weight.grad, by_hand)
+    torch.testing.assert_close(norm.weight.grad, (2 * (scaled + shifts) * scaled).sum(dim=(0, 1)))

@@ -1,6 +1,6 @@
 """Noise conditioning by forward hooks: every norm of a block is modulated by its noise level, the backbone unedited.
 
-`Conditioning` turns a noise level into a (scale, shift) for each norm, once per forward; a `Modulate` hook at each norm
+`Conditioning` turns a noise level into a (log_scale, shift) for each norm, once per forward; a `Modulate` hook at each norm
 applies its own. What the hooks of a block see in one forward is a `NoiseLevel`, put into the block's `LevelSlot` by a
 context manager, so that two forwards before one backward, or activation checkpointing, cannot mix levels up.
 """
@@ -19,6 +19,7 @@ from diffusionblocks.noise import NoiseLaw
 from diffusionblocks.precondition import c_noise
 
 ConditioningKind = Literal["lean", "adaln"]
+Modulation = tuple[tuple[Tensor, Tensor], ...]
 
 
 @dataclass(frozen=True)
@@ -26,12 +27,12 @@ class NoiseLevel:
     """What the hooks of one block see during one forward; a part that is None leaves the network as it is.
 
     Attributes:
-        modulation: (scale, shift) of every norm site, (sites, 2, B, d).
+        modulation: (log_scale, shift) of every norm site, each (B, d).
         token: the embedded noisy target (B, d), for a family in which it enters as a token.
         readout: (c_skip * z, c_out), (B, d) and (B, 1), for a readout of the preconditioned denoiser.
     """
 
-    modulation: Tensor | None = None
+    modulation: Modulation | None = None
     token: Tensor | None = None
     readout: tuple[Tensor, Tensor] | None = None
 
@@ -70,16 +71,18 @@ class LevelSlot:
 
 
 class ScaleShift(torch.autograd.Function):
-    """out * scale + shift with scale > 0, per sample and channel, that keeps its result for the backward pass.
+    """out * exp(log_scale) + shift, per sample and channel, that keeps its result for the backward pass.
 
     The layer that reads the result keeps it too, so modulation adds nothing to the activations: autograd's own product
-    would keep `out` besides, 2 of about 18 tensors a transformer layer keeps. The gradient of scale needs only
-    sum(grad * out) = (sum(grad * result) - shift * sum(grad)) / scale.
+    would keep `out` besides, 2 of about 18 tensors a transformer layer keeps. The gradient of log_scale needs only
+    sum(grad * out * scale) = sum(grad * result) - shift * sum(grad). Where norms give bf16 (a network all in bf16, not
+    autocast), the rounding of the result limits that gradient once |shift| is far above the scale.
     """
 
     @staticmethod
-    def forward(ctx: Any, out: Tensor, scale: Tensor, shift: Tensor) -> Tensor:  # type: ignore[override]
-        """out (B, ..., d), scale and shift (B, 1.., d) -> (B, ..., d)."""
+    def forward(ctx: Any, out: Tensor, log_scale: Tensor, shift: Tensor) -> Tensor:  # type: ignore[override]
+        """out (B, ..., d), log_scale and shift (B, 1.., d) -> (B, ..., d)."""
+        scale = log_scale.exp()
         result = torch.addcmul(shift, out, scale)
         ctx.save_for_backward(result, scale, shift)
         return result
@@ -87,15 +90,17 @@ class ScaleShift(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor]:  # type: ignore[override]
         result, scale, shift = ctx.saved_tensors
+        wide = torch.promote_types(grad.dtype, torch.float32)
         inner = tuple(range(1, grad.ndim - 1))
-        grad_shift, moment = grad, grad * result
+        grad_shift, moment = grad.to(wide), (grad * result).to(wide)
         if inner:
-            grad_shift, moment = grad.sum(inner, keepdim=True), moment.sum(inner, keepdim=True)
-        return grad * scale, (moment - shift * grad_shift) / scale, grad_shift
+            grad_shift, moment = grad_shift.sum(inner, keepdim=True), moment.sum(inner, keepdim=True)
+        grad_log_scale = torch.addcmul(moment, shift.to(wide), grad_shift, value=-1)
+        return grad * scale, grad_log_scale.to(shift.dtype), grad_shift.to(shift.dtype)
 
 
 class Modulate:
-    """Forward hook of one norm: out -> out * scale + shift, in out's dtype."""
+    """Forward hook of one norm: out -> out * exp(log_scale) + shift, in out's dtype."""
 
     def __init__(self, slot: LevelSlot, site: int):
         self.slot, self.site = slot, site
@@ -104,9 +109,11 @@ class Modulate:
         modulation = self.slot.require().modulation
         if modulation is None:
             return None
-        scale, shift = modulation[self.site].to(out.dtype).unbind(0)
-        shape = (out.shape[0], *[1] * (out.ndim - 2), out.shape[-1])
-        return ScaleShift.apply(out, scale.reshape(shape), shift.reshape(shape))
+        log_scale, shift = (
+            part.to(out.dtype).view(out.shape[0], *[1] * (out.ndim - 2), out.shape[-1])
+            for part in modulation[self.site]
+        )
+        return ScaleShift.apply(out, log_scale, shift)
 
 
 class LeanFeatures(nn.Module):
@@ -122,12 +129,13 @@ class LeanFeatures(nn.Module):
         if width < 2 or width % 2:
             raise InputError("conditioning_features", width, "an even number of at least 2")
         self.law, self.width = law, width
+        # Periods from about 25 standard deviations of the law (a trend over its whole range) down by octaves.
+        # Not a buffer: casting the module to bf16 must not reach what noise levels are computed with.
+        self._frequencies = 0.25 * 2.0 ** torch.arange(width // 2, dtype=torch.float64)
 
     def forward(self, sigma: Tensor) -> Tensor:
         """sigma (B,) float64 -> features (B, width) float32."""
-        # Periods from about 25 standard deviations of the law (a trend over its whole range) down by octaves.
-        frequencies = 0.25 * 2.0 ** torch.arange(self.width // 2, dtype=torch.float64, device=sigma.device)
-        angle = self.law.score(sigma)[:, None] * frequencies
+        angle = self.law.score(sigma)[:, None] * self._frequencies.to(sigma.device)
         return torch.cat([angle.sin(), angle.cos()], dim=1).float()
 
 
@@ -156,10 +164,10 @@ class PaperFeatures(nn.Module):
 
 
 class Conditioning(nn.Module):
-    """Features of the noise level -> (scale, shift) of every norm site; exactly neutral at initialisation.
+    """Features of the noise level -> (log_scale, shift) of every norm site; exactly neutral at initialisation.
 
-    scale = exp(s), which is 1 + s to first order but never vanishes, so that the modulation can be undone in the
-    backward pass. "lean" (ours) costs 2 d r parameters a norm, r the number of features; "adaln" (the paper) 2 d^2.
+    A scale of exp(log_scale) is 1 + log_scale to first order but never vanishes, so that the backward pass can do
+    with the result of the modulation. "lean" (ours) costs 2 d r parameters a norm, r the number of features; "adaln" (the paper) 2 d^2.
 
     Args:
         kind: "lean" or "adaln".
@@ -175,8 +183,10 @@ class Conditioning(nn.Module):
         self.features = LeanFeatures(law, num_features) if kind == "lean" else PaperFeatures(hidden_size)
         self.weight = nn.Parameter(torch.zeros(2 * num_sites * hidden_size, self.features.width))
 
-    def forward(self, sigma: Tensor) -> Tensor:
-        """sigma (B,) float64 -> (sites, 2, B, d): index 0 holds the scale, index 1 the shift."""
+    def forward(self, sigma: Tensor) -> Modulation:
+        """sigma (B,) float64 -> for every norm site (log_scale, shift), each (B, d)."""
         out = nn.functional.linear(self.features(sigma), self.weight)
-        log_scale, shift = out.view(-1, 2, self.num_sites, self.hidden_size).permute(1, 2, 0, 3)
-        return torch.stack([log_scale.exp(), shift], dim=1)
+        parts = out.view(-1, self.num_sites, 2, self.hidden_size).permute(1, 2, 0, 3)
+        # One contiguous tensor unbound once: its backward is one stack, not a sum over sites.
+        sites = parts.reshape(2 * self.num_sites, -1, self.hidden_size).unbind(0)
+        return tuple(zip(sites[::2], sites[1::2], strict=True))

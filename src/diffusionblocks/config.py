@@ -17,7 +17,7 @@ class BlockwiseConfig(BaseModel):
     Defaults are ours; `PAPER` below holds what the paper sets differently.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     format_version: Literal[1] = 1
     family: Literal["vit"] = Field("vit", description="which family of networks the blocks are")
@@ -26,16 +26,18 @@ class BlockwiseConfig(BaseModel):
     layer_split: tuple[int, ...] | None = Field(None, description="layers of each block; default: as even as can be")
 
     p_mean: float = Field(0.3, description="mean of log sigma in the noise law")
-    p_std: float = Field(1.0, description="standard deviation of log sigma in the noise law")
-    sigma_min: float = Field(0.002, description="smallest noise level")
-    sigma_max: float = Field(80.0, description="largest noise level")
+    p_std: float = Field(1.0, gt=0, description="standard deviation of log sigma in the noise law")
+    sigma_min: float = Field(0.002, gt=0, description="smallest noise level")
+    sigma_max: float = Field(80.0, gt=0, description="largest noise level")
     cut: Literal["equal-mass", "uniform-linear", "uniform-log"] = Field(
         "equal-mass", description="how the noise range is cut into blocks"
     )
     gamma: float = Field(0.05, ge=0, description="overlap of the blocks' training intervals")
 
     conditioning: Literal["lean", "adaln"] = Field("lean", description="how norms see the noise level")
-    conditioning_features: int = Field(8, ge=2, description="features of log sigma for lean conditioning")
+    conditioning_features: int = Field(
+        8, ge=2, multiple_of=2, description="features of log sigma for lean conditioning"
+    )
 
     targets: Literal["simplex", "random"] = Field("simplex", description="frozen table of target embeddings")
     targets_seed: int = Field(0, ge=0, description="seed of the random table")
@@ -57,6 +59,9 @@ class BlockwiseConfig(BaseModel):
                 "targets=random, whose width is the network's",
                 "set targets, or readout=hidden",
             )
+        split = self.layer_split
+        if split is not None and (len(split) != self.num_blocks or min(split) < 1):
+            raise InputError("layer_split", list(split), f"{self.num_blocks} counts of at least 1, one a block")
         if self.num_sampling_steps is not None and self.num_sampling_steps < self.num_blocks:
             raise InputError(
                 "num_sampling_steps",
@@ -94,6 +99,10 @@ def validate(model: type[Config], values: dict[str, Any], source: str = "") -> C
     Raises:
         InputError: an unknown setting, or a value that its type or range does not allow.
     """
+    for name, value in values.items() if isinstance(values, dict) else ():
+        # pydantic takes True for 1.
+        if isinstance(value, bool) and name in model.model_fields and model.model_fields[name].annotation is not bool:
+            raise InputError(name, value, "a value, not true or false", source and f"see {source}")
     try:
         return model.model_validate(values)
     except ValidationError as error:

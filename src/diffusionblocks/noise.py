@@ -97,21 +97,26 @@ class LogNormal:
     def cdf(self, level: Tensor) -> Tensor:
         """Mass of the truncated law in [sigma_min, level], float64, any shape."""
         below, above = self._tails()
-        mass = (torch.special.ndtr(self.score(level)) - below) / (above - below)
-        return mass.clamp(0.0, 1.0)
+        level = torch.as_tensor(level, dtype=torch.float64)
+        mass = ((torch.special.ndtr(self.score(level)) - below) / (above - below)).clamp(0.0, 1.0)
+        # The ends are exact, whatever the rounding of the tails.
+        return torch.where(level <= self.sigma_min, 0.0, torch.where(level >= self.sigma_max, 1.0, mass))
 
     def icdf(self, mass: Tensor) -> Tensor:
         """Noise level with the given mass below it, float64, any shape."""
         below, above = self._tails()
         mass = torch.as_tensor(mass, dtype=torch.float64)
         score = torch.special.ndtri(below + mass * (above - below))
-        # The ends come back exactly: rounding must not push a level out of the range.
-        return (self.p_mean + self.p_std * score).exp().clamp(self.sigma_min, self.sigma_max)
+        level = (self.p_mean + self.p_std * score).exp().clamp(self.sigma_min, self.sigma_max)
+        return torch.where(mass <= 0.0, self.sigma_min, torch.where(mass >= 1.0, self.sigma_max, level))
 
     def widen(self, lo: float, hi: float, gamma: float) -> tuple[float, float]:
         """[lo/a, hi*a] with a = (hi/lo)**gamma (Appendix C), clipped to [sigma_min, sigma_max] (ours)."""
-        factor = (hi / lo) ** gamma
-        return max(lo / factor, self.sigma_min), min(hi * factor, self.sigma_max)
+        # In logs, since a large gamma would overflow; where the range clips, its ends come back exactly.
+        widening = gamma * math.log(hi / lo)
+        wide_lo = self.sigma_min if math.log(lo / self.sigma_min) <= widening else lo * math.exp(-widening)
+        wide_hi = self.sigma_max if math.log(self.sigma_max / hi) <= widening else hi * math.exp(widening)
+        return wide_lo, wide_hi
 
     def _tails(self) -> tuple[float, float]:
         """Mass of the untruncated law below sigma_min and below sigma_max."""

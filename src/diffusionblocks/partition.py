@@ -52,7 +52,7 @@ def noise_edges(law: NoiseLaw, num_blocks: int, cut: Cut = "equal-mass") -> tupl
         raise InputError("cut", cut, "one of equal-mass, uniform-linear, uniform-log")
     edges = (hi, *inner[1:-1].tolist(), lo)
     if not all(math.isfinite(a) and a > b for a, b in itertools.pairwise(edges)):
-        raise InputError("num_blocks", num_blocks, f"noise edges that strictly decrease, got {edges}", "take fewer")
+        raise InputError("num_blocks", num_blocks, "noise edges that strictly decrease", "take fewer")
     return edges
 
 
@@ -95,7 +95,8 @@ def split_layers(num_layers: int, num_blocks: int, split: Sequence[int] | None =
     if split is None:
         base, rest = divmod(num_layers, num_blocks)
         split = [base + (k < rest) for k in range(num_blocks)]
-    if len(split) != num_blocks or sum(split) != num_layers or any(n < 1 for n in split):
+    whole = all(isinstance(n, int) and not isinstance(n, bool) and n >= 1 for n in split)
+    if not whole or len(split) != num_blocks or sum(split) != num_layers:
         raise InputError(
             "layer_split",
             list(split),

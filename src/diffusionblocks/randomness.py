@@ -13,7 +13,8 @@ import torch
 
 def key_seed(*key: int | str) -> int:
     """A seed in [0, 2^63) that depends on every part of the key and nothing else."""
-    digest = hashlib.blake2b("/".join(f"{type(part).__name__}:{part}" for part in key).encode(), digest_size=8).digest()
+    parts = tuple(part if isinstance(part, str) else int(part) for part in key)
+    digest = hashlib.blake2b(repr(parts).encode(), digest_size=8).digest()
     return int.from_bytes(digest, "big") >> 1
 
 

@@ -47,10 +47,8 @@ class RunConfig(BlockwiseConfig, TrainingConfig):
                 "num_blocks", self.num_blocks, f"at most num_layers={self.num_layers}", "take fewer blocks"
             )
         split = self.layer_split
-        if split is not None and (len(split) != self.num_blocks or sum(split) != self.num_layers or min(split) < 1):
-            raise InputError(
-                "layer_split", list(split), f"{self.num_blocks} counts that sum to num_layers={self.num_layers}"
-            )
+        if split is not None and sum(split) != self.num_layers:
+            raise InputError("layer_split", list(split), f"counts that sum to num_layers={self.num_layers}")
         if self.image_size % self.patch_size:
             near = [p for p in range(1, self.image_size + 1) if self.image_size % p == 0]
             raise InputError(

@@ -33,14 +33,17 @@ def random_table(num_classes: int, dim: int, seed: int) -> Tensor:
 
     Returns:
         (K, dim) float32.
+
+    Raises:
+        InputError: a width too small for that (3 classes in 1 dimension).
     """
     _check_classes(num_classes)
     table = torch.randn(num_classes, dim, generator=keyed_generator(seed, "targets"), dtype=torch.float64)
     for _ in range(1000):
         table = functional.normalize(table - table.mean(dim=0), dim=1)
         if table.mean(dim=0).abs().max() < 1e-9:
-            break
-    return table.float()
+            return table.float()
+    raise InputError("dim", dim, f"a width in which {num_classes} unit vectors can be centred", "take a larger one")
 
 
 def component_std(table: Tensor) -> float:
@@ -52,8 +55,8 @@ def component_std(table: Tensor) -> float:
 def mean_pairwise_cosine(table: Tensor) -> float:
     """Mean cosine between different rows (K, dim): -1/(K - 1) for a simplex, 1 for a table that has collapsed."""
     unit = functional.normalize(table.double(), dim=1)
-    count = len(table)
-    return float((unit @ unit.T).sum() - count) / (count * (count - 1))
+    cosines, count = unit @ unit.T, len(table)
+    return float(cosines.sum() - cosines.trace()) / (count * (count - 1))
 
 
 def _check_classes(num_classes: int) -> None:

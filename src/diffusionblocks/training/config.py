@@ -10,7 +10,7 @@ from diffusionblocks.errors import InputError
 class TrainingConfig(BaseModel):
     """Optimization of one unit (a block, or a plain network): budgets and schedules count its own updates."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     seed: int = Field(0, ge=0, description="seed of initialisation, data order and noise")
     updates: int | None = Field(None, ge=1, description="optimizer steps of each block (or set epochs)")

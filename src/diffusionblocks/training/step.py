@@ -77,7 +77,9 @@ def train_step(
     """
     for group in optimizer.param_groups:
         group["lr"] = lr
-    optimizer.zero_grad(set_to_none=True)
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    for parameter in parameters:
+        parameter.grad = None
     draw = draw_for(unit, len(x), update, config.seed)
     draw = None if draw is None else draw.to(x.device)
     total = torch.zeros((), device=x.device)
@@ -88,7 +90,6 @@ def train_step(
             loss = losses.float().sum() / len(x)
             loss.backward()
             total += loss.detach()
-    parameters = [p for group in optimizer.param_groups for p in group["params"]]
     norm = nn.utils.clip_grad_norm_(parameters, config.clip_norm)
     optimizer.step()
     return total, norm
