@@ -120,6 +120,12 @@ def canonical_name(name: str) -> str:
     return ".".join(part for part in parts if part != "_orig_mod")
 
 
+def uncompiled(module: nn.Module) -> nn.Module:
+    """The module that torch.compile or DistributedDataParallel wraps, or the module itself."""
+    inner = [child for name, child in module.named_children() if name in {"_orig_mod", "module"}]
+    return inner[0] if inner else module
+
+
 def canonical_state(module: nn.Module) -> dict[str, Tensor]:
     """A module's state dict under canonical names."""
     return {canonical_name(name): tensor for name, tensor in module.state_dict().items()}
@@ -127,7 +133,8 @@ def canonical_state(module: nn.Module) -> dict[str, Tensor]:
 
 def save_network(unit: nn.Module, folder: Path) -> None:
     """Write a block (or a plain network: a unit with nothing beside its backbone) into an existing folder."""
-    backbone = unit.get_submodule("backbone")
+    unit = uncompiled(unit)
+    backbone = uncompiled(unit.get_submodule("backbone"))
     assert isinstance(backbone, PreTrainedModel)
     transformers_logging.disable_progress_bar()
     state = canonical_state(backbone)

@@ -1,8 +1,8 @@
 """Noise conditioning by forward hooks: every norm of a block is modulated by its noise level, the backbone unedited.
 
-`Conditioning` turns a noise level into a (log_scale, shift) for each norm, once per forward; a `Modulate` hook at each norm
-applies its own. What the hooks of a block see in one forward is a `NoiseLevel`, put into the block's `LevelSlot` by a
-context manager, so that two forwards before one backward, or activation checkpointing, cannot mix levels up.
+`Conditioning` turns a noise level into a (log_scale, shift) for each norm, once per forward; a `Modulate` hook at each
+norm applies its own. What the hooks of a block see in one forward is a `NoiseLevel`, put into the block's `LevelSlot`
+by a context manager, so that two forwards before one backward, or activation checkpointing, cannot mix levels up.
 """
 
 import contextlib
@@ -167,7 +167,8 @@ class Conditioning(nn.Module):
     """Features of the noise level -> (log_scale, shift) of every norm site; exactly neutral at initialisation.
 
     A scale of exp(log_scale) is 1 + log_scale to first order but never vanishes, so that the backward pass can do
-    with the result of the modulation. "lean" (ours) costs 2 d r parameters a norm, r the number of features; "adaln" (the paper) 2 d^2.
+    with the result of the modulation. "lean" (ours) costs 2 d r parameters a norm, r the number of features; "adaln"
+    (the paper) 2 d^2.
 
     Args:
         kind: "lean" or "adaln".
