@@ -35,12 +35,12 @@ CASES: dict[str, dict[str, Any]] = {
 
 def seconds_per_update(unit: Any, optimizer: Any, config: RunConfig, first: int, turn: int, skipped: int) -> float:
     """Median seconds of one update over a turn."""
-    size, times = config.image_size, []
+    size, times, training = config.image_size, list[float](), config.training()
     x = torch.randn(config.batch_size, config.num_channels, size, size)
     y = torch.randint(0, config.num_classes, (config.batch_size,))
     for update in range(first, first + turn):
         start = time.perf_counter()
-        train_step(unit, optimizer, x, y, update=update, lr=1e-3, config=config.training())
+        train_step(unit, optimizer, x, y, update=update, lr=1e-3, config=training)
         times.append(time.perf_counter() - start)
     return statistics.median(times[skipped:])
 

@@ -18,8 +18,8 @@ from diffusionblocks.errors import InputError
 from diffusionblocks.noise import NoiseLaw
 from diffusionblocks.precondition import c_noise
 
-ConditioningKind = Literal["lean", "adaln"]
-Modulation = tuple[tuple[Tensor, Tensor], ...]
+ConditioningKind = Literal["shift", "lean", "adaln"]
+Modulation = tuple[tuple[Tensor | None, Tensor], ...]
 
 
 @dataclass(frozen=True)
@@ -90,13 +90,14 @@ class ScaleShift(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor]:  # type: ignore[override]
         result, scale, shift = ctx.saved_tensors
-        wide = torch.promote_types(grad.dtype, torch.float32)
-        inner = tuple(range(1, grad.ndim - 1))
-        grad_shift, moment = grad.to(wide), (grad * result).to(wide)
-        if inner:
-            grad_shift, moment = grad_shift.sum(inner, keepdim=True), moment.sum(inner, keepdim=True)
-        grad_log_scale = torch.addcmul(moment, shift.to(wide), grad_shift, value=-1)
-        return grad * scale, grad_log_scale.to(shift.dtype), grad_shift.to(shift.dtype)
+        grad_shift, moment = grad, grad * result
+        if grad.ndim > 2:
+            inner = tuple(range(1, grad.ndim - 1))
+            # Sums over many tokens are taken in fp32 whatever the norm's dtype.
+            wide = torch.promote_types(grad.dtype, torch.float32)
+            grad_shift = grad.sum(inner, keepdim=True, dtype=wide)
+            moment = moment.sum(inner, keepdim=True, dtype=wide)
+        return grad * scale, moment - shift * grad_shift, grad_shift
 
 
 class Modulate:
@@ -109,11 +110,12 @@ class Modulate:
         modulation = self.slot.require().modulation
         if modulation is None:
             return None
-        log_scale, shift = (
-            part.to(out.dtype).view(out.shape[0], *[1] * (out.ndim - 2), out.shape[-1])
-            for part in modulation[self.site]
-        )
-        return ScaleShift.apply(out, log_scale, shift)
+        shape = (out.shape[0], *[1] * (out.ndim - 2), out.shape[-1])
+        log_scale, shift = modulation[self.site]
+        shift = shift.to(out.dtype).view(shape)
+        if log_scale is None:
+            return out + shift
+        return ScaleShift.apply(out, log_scale.to(out.dtype).view(shape), shift)
 
 
 class LeanFeatures(nn.Module):
@@ -181,13 +183,15 @@ class Conditioning(nn.Module):
     def __init__(self, kind: ConditioningKind, law: NoiseLaw, num_sites: int, hidden_size: int, num_features: int):
         super().__init__()
         self.num_sites, self.hidden_size = num_sites, hidden_size
-        self.features = LeanFeatures(law, num_features) if kind == "lean" else PaperFeatures(hidden_size)
-        self.weight = nn.Parameter(torch.zeros(2 * num_sites * hidden_size, self.features.width))
+        self.features = PaperFeatures(hidden_size) if kind == "adaln" else LeanFeatures(law, num_features)
+        self.parts = 1 if kind == "shift" else 2
+        self.weight = nn.Parameter(torch.zeros(num_sites * self.parts * hidden_size, self.features.width))
 
     def forward(self, sigma: Tensor) -> Modulation:
         """sigma (B,) float64 -> for every norm site (log_scale, shift), each (B, d)."""
         out = nn.functional.linear(self.features(sigma), self.weight)
-        parts = out.view(-1, self.num_sites, 2, self.hidden_size).permute(1, 2, 0, 3)
-        # One contiguous tensor unbound once: its backward is one stack, not a sum over sites.
-        sites = parts.reshape(2 * self.num_sites, -1, self.hidden_size).unbind(0)
-        return tuple(zip(sites[::2], sites[1::2], strict=True))
+        # Unbound once: the backward of that is one stack, not a sum over sites.
+        rows = out.view(-1, self.num_sites * self.parts, self.hidden_size).unbind(1)
+        if self.parts == 1:
+            return tuple((None, shift) for shift in rows)
+        return tuple(zip(rows[::2], rows[1::2], strict=True))

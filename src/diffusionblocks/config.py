@@ -34,7 +34,7 @@ class BlockwiseConfig(BaseModel):
     )
     gamma: float = Field(0.05, ge=0, description="overlap of the blocks' training intervals")
 
-    conditioning: Literal["lean", "adaln"] = Field("lean", description="how norms see the noise level")
+    conditioning: Literal["shift", "lean", "adaln"] = Field("lean", description="how norms see the noise level")
     conditioning_features: int = Field(
         8, ge=2, multiple_of=2, description="features of log sigma for lean conditioning"
     )
