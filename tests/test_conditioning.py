@@ -21,7 +21,7 @@ from diffusionblocks.errors import InputError
 from diffusionblocks.noise import LogNormal
 
 LAWS = pytest.mark.parametrize("law", [LogNormal(), LogNormal(p_mean=0.3, p_std=1.0)], ids=["paper", "ours"])
-KINDS = pytest.mark.parametrize("kind", ["lean", "adaln"])
+KINDS = pytest.mark.parametrize("kind", ["lean", "scale-shift", "adaln"])
 SHAPES = pytest.mark.parametrize("shape", [(3, 4), (3, 5, 4), (2, 3, 2, 4)], ids=str)
 
 
@@ -85,7 +85,7 @@ def test_scale_shift_equals_the_plain_expression_and_its_gradients(shape):
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
 def test_modulation_takes_the_dtype_of_what_it_modulates(dtype):
-    modulation = conditioning("lean", trained=True)(torch.tensor([0.1, 10.0], dtype=torch.float64))
+    modulation = conditioning("scale-shift", trained=True)(torch.tensor([0.1, 10.0], dtype=torch.float64))
     assert modulate(0, modulation, torch.ones(2, 5, 16, dtype=dtype)).dtype == dtype
 
 
@@ -124,7 +124,9 @@ def test_trained_conditioning_differs_by_site_level_and_channel_and_has_positive
     scales, shifts = scales_and_shifts(conditioning(kind, trained=True), [0.01, 0.3, 30.0])
     assert scales.shape == shifts.shape == (3, 3, 16)
     assert float(scales.min()) > 0
-    for values in (scales, shifts):
+    if kind == "lean":
+        torch.testing.assert_close(scales, torch.ones_like(scales))
+    for values in (shifts,) if kind == "lean" else (scales, shifts):
         for dim in range(3):
             assert float(values.diff(dim=dim).abs().min()) > 0
 
@@ -149,9 +151,10 @@ def test_neutral_conditioning_gets_gradients_for_every_scale_and_shift(kind):
 
 
 @pytest.mark.parametrize(("num_sites", "width", "features"), [(1, 16, 8), (4, 128, 8), (5, 32, 16)])
-def test_lean_conditioning_costs_2_d_r_parameters_a_site(num_sites, width, features):
-    module = Conditioning("lean", LogNormal(), num_sites, width, features)
-    assert sum(p.numel() for p in module.parameters()) == num_sites * 2 * width * features
+def test_lean_conditioning_costs_d_r_parameters_a_site_and_scales_as_many_again(num_sites, width, features):
+    for kind, parts in (("lean", 1), ("scale-shift", 2)):
+        module = Conditioning(kind, LogNormal(), num_sites, width, features)
+        assert sum(p.numel() for p in module.parameters()) == num_sites * parts * width * features
 
 
 def test_adaln_conditioning_costs_2_d_squared_parameters_a_site():

@@ -144,6 +144,18 @@ def test_with_no_whole_checkpoint_left_nothing_starts_over_silently(tiny_config,
         Trainer(convert(tiny_config, 3), batches, SETTINGS, tmp_path, progress=False)
 
 
+@pytest.mark.parametrize(
+    ("settings", "word"), [({"p_mean": 0.2}, "p_mean"), ({"gamma": 0.0}, "gamma"), ({}, "block 1")]
+)
+def test_a_checkpoint_of_another_law_or_block_is_refused(tiny_config, batches, tmp_path, settings, word):
+    run(convert(tiny_config, 3), batches, run_dir=tmp_path)
+    if not settings:
+        (tmp_path / "block-1").rename(tmp_path / "was-1")
+        (tmp_path / "block-0").rename(tmp_path / "block-1")
+    with pytest.raises(InputError, match=word):
+        Trainer([convert(tiny_config, 3, **settings).block_list[1]], batches, SETTINGS, tmp_path, progress=False)
+
+
 def test_a_save_that_fails_keeps_the_previous_checkpoint(tiny_config, batches, tmp_path, monkeypatch):
     from diffusionblocks import checkpoint
 

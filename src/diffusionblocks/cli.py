@@ -180,7 +180,7 @@ def _predict(arguments: argparse.Namespace) -> int:
 
 def _recipes(arguments: argparse.Namespace) -> int:
     for name, recipe in RECIPES.items():
-        print(f"{name:18} {(recipe.__doc__ or '').strip()}")
+        print(f"{name:18} {(recipe.__doc__ or '').splitlines()[0]}")
     return 0
 
 

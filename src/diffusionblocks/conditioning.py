@@ -18,7 +18,7 @@ from diffusionblocks.errors import InputError
 from diffusionblocks.noise import NoiseLaw
 from diffusionblocks.precondition import c_noise
 
-ConditioningKind = Literal["shift", "lean", "adaln"]
+ConditioningKind = Literal["lean", "scale-shift", "adaln"]
 Modulation = tuple[tuple[Tensor | None, Tensor], ...]
 
 
@@ -27,7 +27,7 @@ class NoiseLevel:
     """What the hooks of one block see during one forward; a part that is None leaves the network as it is.
 
     Attributes:
-        modulation: (log_scale, shift) of every norm site, each (B, d).
+        modulation: (log_scale or None, shift) of every norm site, each (B, d).
         token: the embedded noisy target (B, d), for a family in which it enters as a token.
         readout: (c_skip * z, c_out), (B, d) and (B, 1), for a readout of the preconditioned denoiser.
     """
@@ -168,27 +168,27 @@ class PaperFeatures(nn.Module):
 class Conditioning(nn.Module):
     """Features of the noise level -> (log_scale, shift) of every norm site; exactly neutral at initialisation.
 
-    A scale of exp(log_scale) is 1 + log_scale to first order but never vanishes, so that the backward pass can do
-    with the result of the modulation. "lean" (ours) costs 2 d r parameters a norm, r the number of features; "adaln"
-    (the paper) 2 d^2.
+    "lean" (ours) has a shift alone: d r parameters a norm for r smooth features, and no further pass over the
+    activations in the backward pass. "scale-shift" (ours) has both, 2 d r; "adaln" (the paper) both, 2 d^2. A scale of
+    exp(log_scale) is 1 + log_scale to first order but never vanishes, which `ScaleShift` needs.
 
     Args:
-        kind: "lean" or "adaln".
+        kind: "lean", "scale-shift" or "adaln".
         law: the noise law.
         num_sites: number of norms of the block.
         hidden_size: d.
-        num_features: r of "lean".
+        num_features: r of "lean" and "scale-shift".
     """
 
     def __init__(self, kind: ConditioningKind, law: NoiseLaw, num_sites: int, hidden_size: int, num_features: int):
         super().__init__()
         self.num_sites, self.hidden_size = num_sites, hidden_size
         self.features = PaperFeatures(hidden_size) if kind == "adaln" else LeanFeatures(law, num_features)
-        self.parts = 1 if kind == "shift" else 2
+        self.parts = 1 if kind == "lean" else 2
         self.weight = nn.Parameter(torch.zeros(num_sites * self.parts * hidden_size, self.features.width))
 
     def forward(self, sigma: Tensor) -> Modulation:
-        """sigma (B,) float64 -> for every norm site (log_scale, shift), each (B, d)."""
+        """sigma (B,) float64 -> for every norm site (log_scale, shift), each (B, d); "lean" has None for log_scale."""
         out = nn.functional.linear(self.features(sigma), self.weight)
         # Unbound once: the backward of that is one stack, not a sum over sites.
         rows = out.view(-1, self.num_sites * self.parts, self.hidden_size).unbind(1)

@@ -34,9 +34,9 @@ class BlockwiseConfig(BaseModel):
     )
     gamma: float = Field(0.05, ge=0, description="overlap of the blocks' training intervals")
 
-    conditioning: Literal["shift", "lean", "adaln"] = Field("lean", description="how norms see the noise level")
+    conditioning: Literal["lean", "scale-shift", "adaln"] = Field("lean", description="how norms see the noise level")
     conditioning_features: int = Field(
-        8, ge=2, multiple_of=2, description="features of log sigma for lean conditioning"
+        8, ge=2, multiple_of=2, description="features of log sigma for lean and scale-shift conditioning"
     )
 
     targets: Literal["simplex", "random"] = Field("simplex", description="frozen table of target embeddings")

@@ -43,10 +43,11 @@ class MemoryReport:
 
 
 class _Tracker(MemTracker):
-    """MemTracker that also keeps each kind's own maximum."""
+    """MemTracker that also keeps each kind's own maximum, on the device of the unit that is measured."""
 
-    def __init__(self) -> None:
+    def __init__(self, unit: nn.Module) -> None:
         super().__init__()
+        self.device = next(unit.parameters()).device
         self.maxima: dict[str, int] = {}
 
     def _update_peak_stats(self, peak_state: Any) -> None:
@@ -54,11 +55,11 @@ class _Tracker(MemTracker):
         self.take_maxima()
 
     def take_maxima(self) -> None:
-        for name, kinds in KINDS.items():
-            now = sum(snap.get(kind, 0) for snap in self._curr_mem_snap.values() for kind in kinds)
-            self.maxima[name] = max(self.maxima.get(name, 0), now)
-        total = sum(snap.get("Total", 0) for snap in self._curr_mem_snap.values())
-        self.maxima["peak_total"] = max(self.maxima.get("peak_total", 0), total)
+        now = self._curr_mem_snap.get(self.device, {})
+        sizes = {name: sum(now.get(kind, 0) for kind in kinds) for name, kinds in KINDS.items()}
+        sizes["peak_total"] = now.get("Total", 0)
+        for name, size in sizes.items():
+            self.maxima[name] = max(self.maxima.get(name, 0), size)
 
     def start_over(self) -> None:
         """Forget the maxima and the modules' snapshots, before another step."""
@@ -78,7 +79,7 @@ class StepMeter:
     def __init__(self, unit: nn.Module, optimizer: torch.optim.Optimizer, others: Iterable[Tensor] = ()):
         self.unit, self.optimizer = unit, optimizer
         self.steps = 0
-        self._tracker = _Tracker()
+        self._tracker = _Tracker(unit)
         self._tracker.track_external(unit, optimizer, *others)
         self._activations: dict[str, int] = {}
 
@@ -136,7 +137,7 @@ def kept_activations(unit: nn.Module, groups: list[list[nn.Module]], forward: Ca
         groups: lists of consecutive modules; a group counts from before its first to after its last module.
         forward: runs the network with gradients; its result is kept until the count is taken.
     """
-    tracker = _Tracker()
+    tracker = _Tracker(unit)
     tracker.track_external(unit)
     with tracker:
         result = forward()
@@ -151,7 +152,7 @@ def kept_activations(unit: nn.Module, groups: list[list[nn.Module]], forward: Ca
 
 def forward_memory(unit: nn.Module, forward: Callable[[], Any]) -> dict[str, int]:
     """Maxima by kind over one forward (inference): weights, activations, other, peak_total, in bytes."""
-    tracker = _Tracker()
+    tracker = _Tracker(unit)
     tracker.track_external(unit)
     tracker.take_maxima()
     with tracker:
@@ -159,6 +160,6 @@ def forward_memory(unit: nn.Module, forward: Callable[[], Any]) -> dict[str, int
     return tracker.maxima
 
 
-def _activation_bytes(tracker: MemTracker, module: nn.Module, state: Any) -> int:
+def _activation_bytes(tracker: _Tracker, module: nn.Module, state: Any) -> int:
     snapshots = tracker.memory_tracking[module].snapshots[state]
-    return sum(device.get(_MemRefType.ACT, 0) for device in snapshots[0].values())
+    return snapshots[0].get(tracker.device, {}).get(_MemRefType.ACT, 0)

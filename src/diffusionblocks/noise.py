@@ -4,6 +4,7 @@ A law is all that the partition into blocks, the sampling plan and the condition
 law (masking, say) is one more class here and no special case elsewhere. Larger levels are noisier.
 """
 
+import functools
 import math
 from dataclasses import dataclass
 from typing import Protocol
@@ -124,6 +125,13 @@ class LogNormal:
         return 0.5 * math.erfc(-below / math.sqrt(2.0)), 0.5 * math.erfc(-above / math.sqrt(2.0))
 
 
+@functools.lru_cache(maxsize=1024)
+def _masses(law: NoiseLaw, lo: float, hi: float) -> tuple[float, float]:
+    """Masses below lo and hi; an interval is asked for once a batch."""
+    below, above = law.cdf(torch.tensor([lo, hi], dtype=torch.float64)).tolist()
+    return below, above
+
+
 def draw_levels(law: NoiseLaw, lo: float, hi: float, n: int, generator: torch.Generator) -> Tensor:
     """Draw noise levels from the law restricted to [lo, hi].
 
@@ -136,6 +144,6 @@ def draw_levels(law: NoiseLaw, lo: float, hi: float, n: int, generator: torch.Ge
     Returns:
         Levels (n,), float64.
     """
-    mass_lo, mass_hi = law.cdf(torch.tensor([lo, hi], dtype=torch.float64))
+    mass_lo, mass_hi = _masses(law, lo, hi)
     uniform = torch.rand(n, generator=generator, dtype=torch.float64, device=generator.device)
     return law.icdf(mass_lo + uniform * (mass_hi - mass_lo)).clamp(lo, hi)

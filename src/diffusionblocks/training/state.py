@@ -31,7 +31,7 @@ def save(folder: Path, unit: nn.Module, optimizer: torch.optim.Optimizer, ema: E
         checkpoint.save_tensors(_optimizer_tensors(unit, optimizer), draft / "optimizer.safetensors")
         if ema is not None:
             checkpoint.save_tensors(ema.average, draft / "ema.safetensors")
-        (draft / "state.json").write_text(json.dumps({"updates": updates}))
+        (draft / "state.json").write_text(json.dumps({"updates": updates, **_identity(unit)}))
         checkpoint.write_manifest(draft)
     for old in checkpoints(folder)[KEPT:]:
         shutil.rmtree(old)
@@ -81,7 +81,18 @@ def load_unit(path: Path, unit: nn.Module, averaged: bool) -> int:
 
     Returns:
         The updates it had.
+
+    Raises:
+        InputError: a checkpoint of another block, or of blocks with another law or objective: the setting is named.
     """
+    state = read_json(path / "state.json")
+    if not isinstance(state, dict) or not isinstance(state.get("updates"), int):
+        raise InputError("file", str(path / "state.json"), "a number of updates")
+    for name, value in _identity(unit).items():
+        if state.get(name) != value:
+            raise InputError(
+                "checkpoint", str(path), f"{name} {value}", f"it is of another run, with {state.get(name)}"
+            )
     backbone = unit.get_submodule("backbone")
     assert isinstance(backbone, PreTrainedModel)
     stored = checkpoint.load_backbone(type(backbone), path)
@@ -92,10 +103,14 @@ def load_unit(path: Path, unit: nn.Module, averaged: bool) -> int:
         average = checkpoint.load_tensors(path / "ema.safetensors")
         names = {checkpoint.canonical_name(name) for name, _ in unit.named_parameters()}
         checkpoint.load_state(unit, average, path / "ema.safetensors", names.__contains__)
-    updates = read_json(path / "state.json").get("updates")
-    if not isinstance(updates, int):
-        raise InputError("file", str(path / "state.json"), "a number of updates")
-    return updates
+    return state["updates"]
+
+
+def _identity(unit: nn.Module) -> dict[str, Any]:
+    """What must be the same for a checkpoint to be of this unit: block, noise law, objective, targets."""
+    if not isinstance(unit, Block):
+        return {}
+    return {"block": unit.index, **unit.config.model_dump(mode="json")}
 
 
 def _parameter_names(unit: nn.Module) -> dict[Tensor, str]:

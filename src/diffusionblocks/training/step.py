@@ -107,9 +107,9 @@ def micro_batches(batch_size: int, parts: int) -> Iterator[slice]:
         yield slice(first, min(first + size, batch_size))
 
 
-def autocast(device: torch.device, config: TrainingConfig) -> torch.autocast:
+def autocast(device: torch.device, config: TrainingConfig) -> contextlib.AbstractContextManager[Any]:
     """bf16 autocast if the settings and the device say so; weights, noise levels and the loss stay in fp32."""
     on = config.precision == "bf16"
     if config.precision == "auto":
         on = device.type == "cuda" and torch.cuda.is_bf16_supported()
-    return torch.autocast(device.type, dtype=torch.bfloat16, enabled=on)
+    return torch.autocast(device.type, dtype=torch.bfloat16) if on else contextlib.nullcontext()
