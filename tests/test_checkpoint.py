@@ -195,3 +195,10 @@ def test_a_folder_appears_only_when_it_is_whole(tmp_path):
         raise RuntimeError
     assert (tmp_path / "new/a").read_text() == "1"
     assert [p.name for p in tmp_path.iterdir()] == ["new"]
+
+
+def test_what_a_killed_process_left_is_cleared_by_the_next_save(tmp_path):
+    (tmp_path / ".new.draft-1").mkdir()
+    with checkpoint.atomic_folder(tmp_path / "new") as draft:
+        (draft / "a").write_text("1")
+    assert [p.name for p in tmp_path.iterdir()] == ["new"]

@@ -1,6 +1,7 @@
 """Training: blocks do not touch each other, order and interruptions do not matter, and every step is what it says."""
 
 import copy
+import json
 import os
 import signal
 
@@ -98,21 +99,15 @@ def test_stop_and_resume_equals_an_uninterrupted_run(tiny_config, batches, tmp_p
 def test_a_resumed_log_has_every_update_once(tiny_config, batches, tmp_path):
     """A run killed after its checkpoint has logged rows that the resumed run writes again."""
     run(convert(tiny_config, 3), batches, run_dir=tmp_path)
-    log = tmp_path / "metrics.jsonl"
+    log = tmp_path / "block-0/metrics.jsonl"
     rows = log.read_text()
-    for block in (0, 2):
-        for path in checkpoints(tmp_path / f"block-{block}")[:1]:
-            path.rename(tmp_path / f"gone-{block}")
+    checkpoints(tmp_path / "block-0")[0].rename(tmp_path / "gone")
     log.write_text(rows + '{"block": 0, "upd')
     run(convert(tiny_config, 3), batches, run_dir=tmp_path)
 
-    def keys(text):
-        import json
-
-        return sorted((row["block"], row["update"]) for row in map(json.loads, text.splitlines()))
-
     # Checkpoints fall on the ends of turns, so the resumed run's turns end where the first run's did.
-    assert keys(log.read_text()) == keys(rows)
+    updates = [[json.loads(line)["update"] for line in text.splitlines()] for text in (rows, log.read_text())]
+    assert updates[0] == updates[1] == [7, 14, 21, 28, 35, 42, 49, 50]
 
 
 def test_a_finished_run_is_left_as_it_is(tiny_config, batches, tmp_path):
@@ -182,12 +177,21 @@ def test_a_save_that_fails_keeps_the_previous_checkpoint(tiny_config, batches, t
 
 
 def test_a_loss_that_is_not_finite_stops_with_block_update_and_levels(tiny_config, batches, tmp_path):
-    x = batches.x.clone()
-    x[20] = float("nan")
-    with pytest.raises(TrainingError, match=r"block 2, update \d+, sigma from [\d.]+ to [\d.]+") as caught:
-        run([convert(tiny_config, 3).block_list[2]], TensorBatches(x, batches.y), run_dir=tmp_path)
+    blocks = convert(tiny_config, 3).block_list
+    with torch.no_grad():
+        blocks[2].entry.weight[0] = float("nan")
+    with pytest.raises(TrainingError, match=r"block 2, update 0, sigma from [\d.]+ to [\d.]+") as caught:
+        run(blocks, batches, run_dir=tmp_path)
     assert "nan" in str(caught.value)
     assert not checkpoints(tmp_path / "block-2")
+    assert [len(checkpoints(tmp_path / f"block-{k}")) for k in (0, 1)] == [1, 1]
+
+
+def test_a_bad_sample_is_noticed_with_its_update(tiny_config, batches, tmp_path):
+    x = batches.x.clone()
+    x[20] = float("nan")
+    with pytest.raises(TrainingError, match=r"block 1, update \d+, sigma"):
+        run([convert(tiny_config, 3).block_list[1]], TensorBatches(x, batches.y), run_dir=tmp_path)
 
 
 def test_accumulated_gradient_is_that_of_the_large_batch(tiny_config, images, labels):

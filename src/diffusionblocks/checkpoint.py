@@ -34,8 +34,9 @@ def atomic_folder(path: Path) -> Iterator[Path]:
     until then, and for good if the body fails (a full disk, say).
     """
     path.parent.mkdir(parents=True, exist_ok=True)
+    for left_over in path.parent.glob(f".{path.name}.draft-*"):  # of a process that was killed
+        shutil.rmtree(left_over, ignore_errors=True)
     draft = path.with_name(f".{path.name}.draft-{os.getpid()}")
-    shutil.rmtree(draft, ignore_errors=True)
     draft.mkdir()
     try:
         yield draft

@@ -1,8 +1,8 @@
 """A run folder: the resolved settings, what is trained for them, and how to get it back.
 
 RUN/config.json           resolved settings; another config in the same folder is refused
-RUN/metrics.jsonl, tensorboard/
-RUN/block-k/              checkpoint-N/ (the newest two), memory.json; `network` in place of block-k for a control
+RUN/block-k/              checkpoint-N/ (the newest two), metrics.jsonl, memory.json; `network` for a control
+RUN/tensorboard/          the same metrics
 RUN/model/                the finished model, averaged weights if there are any
 """
 

@@ -47,7 +47,11 @@ class UnitState:
     saved_at: int = 0
     batches: Iterator[tuple[Tensor, Tensor]] | None = None
     pending: list[tuple[Tensor, Tensor]] = field(default_factory=list)
-    seconds: float = 0.0
+
+    @property
+    def name(self) -> str:
+        """block 0, block 1, ..., or network: as its folder is called."""
+        return unit_folder(Path(), self.unit).name.replace("-", " ")
 
 
 class Trainer:
@@ -102,7 +106,7 @@ class Trainer:
 
     def plan(self) -> str:
         """What will be trained, in one line: updates and samples of each unit, and what is done already."""
-        names = ", ".join(f"{_name(s.unit)} {s.updates}/{self.num_updates}" for s in self.states)
+        names = ", ".join(f"{s.name} {s.updates}/{self.num_updates}" for s in self.states)
         samples = self.num_updates * self.config.batch_size
         return f"updates done {names}; {samples} samples each, batch {self.config.batch_size}, on {self.device}"
 
@@ -113,15 +117,22 @@ class Trainer:
             The measured memory of each unit, by index.
 
         Raises:
-            TrainingError: a loss that is not finite; the last checkpoint stays.
+            TrainingError: a loss that is not finite; that unit's last checkpoint stays, the others are saved.
             Interrupted: Ctrl-C; everything is saved first.
         """
-        done = {state.unit.index: state.updates for state in self.states}
-        with Log(self.run_dir, done, self.num_updates, self.progress) as log, self._signals():
+        units = {state.unit.index: (state.name, state.updates) for state in self.states}
+        with Log(self.run_dir, units, self.num_updates, self.progress) as log, self._signals():
             for message in self.messages:
                 log.say(message)
             while not self._stop and (left := [s for s in self.states if s.updates < self.num_updates]):
-                self._turn(min(left, key=lambda s: s.updates // self.config.rotate_every), log)
+                state = min(left, key=lambda s: s.updates // self.config.rotate_every)
+                try:
+                    self._turn(state, log)
+                except TrainingError:
+                    for other in self.states:
+                        if other is not state:
+                            self._save(other)
+                    raise
             for state in self.states:
                 self._save(state)
         if self._stop:
@@ -179,7 +190,9 @@ class Trainer:
     def _loader(self, state: UnitState) -> Iterator[tuple[Tensor, Tensor]]:
         batches = BlockBatches(self.data, self.config.batch_size, self.config.seed, state.unit.index)
         numbers = range(state.updates, self.num_updates)
-        return iter(DataLoader(batches, batch_size=None, sampler=numbers, num_workers=self.config.num_workers))
+        workers = self.config.num_workers
+        start = _leave_ctrl_c_to_the_trainer
+        return iter(DataLoader(batches, None, sampler=numbers, num_workers=workers, worker_init_fn=start))
 
     def _report(self, state: UnitState, meter: StepMeter, x: Tensor, y: Tensor) -> MemoryReport:
         """Finish the measurement with forwards that change nothing: their randomness is put back."""
@@ -221,7 +234,7 @@ class Trainer:
         levels = "" if draw is None else f", sigma from {draw.sigma.min():.4g} to {draw.sigma.max():.4g}"
         kept = f"the checkpoint after update {state.saved_at} is kept" if state.saved_at else "nothing was saved yet"
         return (
-            f"{_name(state.unit)}, update {update}{levels}: loss {values[0]}, gradient norm {values[1]}; {kept}; "
+            f"{state.name}, update {update}{levels}: loss {values[0]}, gradient norm {values[1]}; {kept}; "
             "try a lower lr or precision=fp32"
         )
 
@@ -251,5 +264,6 @@ class Trainer:
                 signal.signal(number, handler)
 
 
-def _name(unit: nn.Module) -> str:
-    return unit_folder(Path(), unit).name.replace("-", " ")
+def _leave_ctrl_c_to_the_trainer(worker: int) -> None:
+    """A terminal sends Ctrl-C to the workers too; the update that is running still needs their batch."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
