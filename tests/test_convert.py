@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from transformers import BertConfig, ViTConfig, ViTForImageClassification, ViTModel
 
-from diffusionblocks import BlockwiseModel, InputError, convert
+from diffusionblocks import BlockwiseModel, InputError, convert, sample
 from diffusionblocks.conversion import shallow_config
 from diffusionblocks.randomness import keyed_generator
 
@@ -176,6 +176,15 @@ def test_plain_forward_runs_the_stored_plan(tiny_network, images, labels, preset
     torch.testing.assert_close(output.logits, logits.log_softmax(-1), atol=1e-5, rtol=1e-5)
     torch.testing.assert_close(output.loss, nn.functional.cross_entropy(logits, labels))
     assert isinstance(model, BlockwiseModel)
+
+
+def test_denoisers_of_a_model_run_under_any_sampler(tiny_network, images):
+    """`sample` over the model's denoisers ends at what the last block denoised, which the plain forward decodes."""
+    model = convert(tiny_network, 3)
+    _perturb(model)
+    with torch.no_grad():
+        z = sample(model.denoisers(images), torch.zeros(37, 3), model.plan)
+        torch.testing.assert_close(z, model(images).logits.exp() @ model.targets, atol=1e-5, rtol=1e-5)
 
 
 def test_row_of_a_batch_does_not_depend_on_the_batch(tiny_network, images):

@@ -311,3 +311,22 @@ def test_workers_do_not_change_the_result(tiny_config, batches):
         for n in (0, 2)
     )
     assert same(weights(alone.states[0].unit), weights(helped.states[0].unit))
+
+
+def test_in_bf16_only_the_backbone_is_reduced(tiny_config, batches, monkeypatch):
+    """Autocast: weights, optimizer, noise levels and the loss stay wide, and the result stays near that of fp32."""
+    seen = {}
+    precise = run([convert(tiny_config, 3).block_list[1]], batches)
+    block = convert(tiny_config, 3).block_list[1]
+    block.layers[0].mlp.fc1.register_forward_hook(lambda m, a, out: seen.update(layer=out.dtype))
+    block.conditioning.register_forward_pre_hook(lambda m, a: seen.update(sigma=a[0].dtype))
+    loss = block.loss
+    monkeypatch.setattr(block, "loss", lambda *a: seen.setdefault("losses", []).append(loss(*a)) or seen["losses"][-1])
+    reduced = run([block], batches, SETTINGS.model_copy(update={"precision": "bf16"}))
+    assert seen["layer"] == torch.bfloat16
+    assert seen["sigma"] == torch.float64
+    assert {value.dtype for value in seen["losses"]} == {torch.float32}
+    assert {p.dtype for p in block.parameters()} == {torch.float32}
+    assert {t.dtype for s in reduced.states[0].optimizer.state.values() for t in s.values()} == {torch.float32}
+    for one, other in zip(precise.states[0].unit.parameters(), block.parameters(), strict=True):
+        assert (one - other).norm() <= 0.2 * one.norm() + 0.1
