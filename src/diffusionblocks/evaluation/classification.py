@@ -4,11 +4,14 @@ The oracle of a block sees e_y + sigma * eps for the true label y. The chain-to-
 what the blocks before it handed over; the drop on scrambled images says whether it looks at the image at all.
 """
 
-from collections.abc import Iterator
+import math
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
+from rich.console import Console
+from rich.progress import track
 from torch import Tensor
 
 from diffusionblocks.block import plan_of
@@ -19,6 +22,8 @@ from diffusionblocks.model import BlockwiseModel
 from diffusionblocks.randomness import keyed_generator
 from diffusionblocks.sampling import Start, initial_state
 from diffusionblocks.targets import mean_pairwise_cosine
+
+Batch = TypeVar("Batch")
 
 
 @dataclass(frozen=True)
@@ -77,12 +82,17 @@ def evaluate_blocks(model: BlockwiseModel, images: ImageSet, options: EvalOption
     ]
     if options.chains > 1 and start == "zero":
         model.decode(torch.zeros(1), start=start, chains=options.chains)  # raises: such chains are all the same
+    # Of the whole split at once, so that a sample's noise does not depend on the batch size.
+    noise = torch.randn(*shape, generator=keyed_generator(options.seed, "oracle"))
     parts = [
-        _score_batch(model, plan, x, y, [z[rows] for z in states], _oracle_noise(shape, options.seed, rows), other)
-        for (x, y, rows), other in zip(
-            _batches(images, options.batch_size),
-            _batches(_scrambled(images, options.seed), options.batch_size),
-            strict=True,
+        _score_batch(model, plan, x, y, [z[rows] for z in states], noise[rows], other)
+        for (x, y, rows), other in _shown(
+            zip(
+                _batches(images, options.batch_size),
+                _batches(_scrambled(images, options.seed), options.batch_size),
+                strict=True,
+            ),
+            math.ceil(len(images) / options.batch_size),
         )
     ]
     logs = {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
@@ -165,14 +175,15 @@ def _batches(images: ImageSet, size: int) -> Iterator[tuple[Tensor, Tensor, slic
         yield to_float(images.images[rows]), images.labels[rows], rows
 
 
+def _shown(batches: Iterable[Batch], count: int) -> Iterable[Batch]:
+    """The batches, with a progress bar on the terminal where there are many."""
+    console = Console(stderr=True)
+    return track(batches, "scoring", total=count, console=console, transient=True, disable=count < 20)
+
+
 def _scrambled(images: ImageSet, seed: int) -> ImageSet:
     """The same labels with other samples' images: a cyclic shift of a random order, so none keeps its own."""
     order = torch.randperm(len(images), generator=keyed_generator(seed, "scramble"))
     source = torch.empty_like(order)
     source[order] = order.roll(1)
     return ImageSet(images.images[source], images.labels, images.classes)
-
-
-def _oracle_noise(shape: tuple[int, int], seed: int, rows: slice) -> Tensor:
-    """Unit noise of the rows (B, target_dim), the same whatever the batch size."""
-    return torch.randn(*shape, generator=keyed_generator(seed, "oracle"))[rows]
