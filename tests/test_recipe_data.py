@@ -9,6 +9,7 @@ import pytest
 from PIL import Image
 
 from diffusionblocks.cli import main
+from diffusionblocks.data.sources import FASHION_CLASSES
 
 SMALL = ["--hidden-size", "16", "--num-heads", "2", "--batch-size", "8", "--updates", "2", "--num-layers", "3"]
 
@@ -53,7 +54,7 @@ def write_tiny_imagenet(folder):
     ("recipe", "write"),
     [("vit-fashion", write_fashion), ("vit-cifar100", write_cifar), ("vit-tiny-imagenet", write_tiny_imagenet)],
 )
-def test_a_recipe_trains_and_scores_every_image_of_the_test_files(tmp_path, recipe, write):
+def test_a_recipe_trains_scores_every_image_of_the_test_files_and_names_classes(tmp_path, capsys, recipe, write):
     data, run = tmp_path / "data", tmp_path / "run"
     data.mkdir()
     count = write(data)
@@ -61,7 +62,13 @@ def test_a_recipe_trains_and_scores_every_image_of_the_test_files(tmp_path, reci
     assert main(["eval", str(run)]) == 0
     result = json.loads((run / "eval-test.json").read_text())
     assert result["images"] == count
+    capsys.readouterr()
     if recipe == "vit-fashion":
+        Image.new("L", (28, 28), 90).save(tmp_path / "x.png")
+        for folder in (run, run / "model"):
+            assert main(["predict", str(folder), str(tmp_path / "x.png"), "--top", "10"]) == 0
+            shown = capsys.readouterr().out
+            assert all(name in shown for name in FASHION_CLASSES)
         moved = tmp_path / "moved"
         data.rename(moved)
         assert main(["eval", str(run)]) == 2

@@ -81,7 +81,6 @@ class StepMeter:
         self.steps = 0
         self._tracker = _Tracker(unit)
         self._tracker.track_external(unit, optimizer, *others)
-        self._activations: dict[str, int] = {}
 
     @property
     def wants_steps(self) -> bool:

@@ -53,9 +53,8 @@ def evaluate_plain(network: PlainVit, images: ImageSet, options: EvalOptions | N
     options = options or EvalOptions()
     network.eval()
     device = next(network.parameters()).device
-    batches = [(x.to(device), y) for x, y, _ in _batches(images, options.batch_size)]
-    logs = torch.cat([log_probs(network(x)).cpu() for x, _ in batches])
-    x = batches[0][0]
+    logs = torch.cat([log_probs(network(x.to(device))).cpu() for x, _, _ in _batches(images, options.batch_size)])
+    x = to_float(images.images[: options.batch_size]).to(device)
     return {**_scores(logs, images.labels), "memory_bytes": forward_memory(network, lambda: network(x))}
 
 

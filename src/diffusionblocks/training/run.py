@@ -23,7 +23,6 @@ from diffusionblocks.data.sources import load_images
 from diffusionblocks.errors import InputError
 from diffusionblocks.families.vit import PlainVit
 from diffusionblocks.model import BlockwiseModel
-from diffusionblocks.partition import split_layers
 from diffusionblocks.randomness import seeded
 from diffusionblocks.recipes import RunConfig
 from diffusionblocks.training.state import load_unit, newest, unit_folder
@@ -120,7 +119,6 @@ def build_units(config: RunConfig, classes: tuple[str, ...] = (), only: int | No
 
 def blockwise_of(config: RunConfig, classes: tuple[str, ...] = ()) -> BlockwiseConfig:
     """The blockwise config of a run, with sigma_data measured where it is not given."""
-    split_layers(config.num_layers, config.num_blocks, config.layer_split)
     return with_measured_scale(config.blockwise(), backbone_config(config, config.num_layers, classes))
 
 

@@ -97,6 +97,8 @@ def load_unit(path: Path, unit: nn.Module, averaged: bool) -> int:
     assert isinstance(backbone, PreTrainedModel)
     stored = checkpoint.load_backbone(type(backbone), path)
     checkpoint.load_state(backbone, dict(stored.state_dict()), path / "model.safetensors")
+    # The class names of the training data are stored with the weights alone.
+    backbone.config.id2label, backbone.config.label2id = stored.config.id2label, stored.config.label2id
     if isinstance(unit, Block):
         checkpoint.load_added(unit, path)
     if averaged and (path / "ema.safetensors").exists():
