@@ -1,6 +1,7 @@
 """A run folder: the resolved settings, what is trained for them, and how to get it back.
 
 RUN/config.json           resolved settings; another config in the same folder is refused
+RUN/provenance.json       command, commit, hardware and versions that started it
 RUN/block-k/              checkpoint-N/ (the newest two), metrics.jsonl, memory.json; `network` for a control
 RUN/tensorboard/          the same metrics
 RUN/model/                the finished model, averaged weights if there are any
@@ -23,12 +24,14 @@ from diffusionblocks.data.sources import load_images
 from diffusionblocks.errors import InputError
 from diffusionblocks.families.vit import PlainVit
 from diffusionblocks.model import BlockwiseModel
+from diffusionblocks.provenance import provenance
 from diffusionblocks.randomness import seeded
 from diffusionblocks.recipes import RunConfig
 from diffusionblocks.training.state import load_unit, newest, unit_folder
 from diffusionblocks.training.trainer import Trainer
 
 CONFIG_FILE = "config.json"
+PROVENANCE_FILE = "provenance.json"
 
 
 def claim_folder(run_dir: Path, config: RunConfig) -> None:
@@ -50,6 +53,7 @@ def claim_folder(run_dir: Path, config: RunConfig) -> None:
         raise InputError("run", str(run_dir), "a new or empty folder, or one with a run", "take another")
     run_dir.mkdir(parents=True, exist_ok=True)
     checkpoint.write_text(path, config.model_dump_json(indent=1))
+    checkpoint.write_text(run_dir / PROVENANCE_FILE, json.dumps(provenance(), indent=1))
 
 
 def load_config(run_dir: Path) -> RunConfig:
