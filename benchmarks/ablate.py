@@ -14,7 +14,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from provenance import provenance
+from diffusionblocks.provenance import provenance
 
 from diffusionblocks.evaluation.classification import EvalOptions, evaluate_blocks, evaluate_plain
 from diffusionblocks.model import BlockwiseModel

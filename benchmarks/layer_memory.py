@@ -9,9 +9,8 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from provenance import write_result
-
 from diffusionblocks.data.batches import ImageBatches
+from diffusionblocks.provenance import write_result
 from diffusionblocks.recipes import RunConfig, resolve
 from diffusionblocks.training.run import build_units, load_split
 from diffusionblocks.training.trainer import Trainer

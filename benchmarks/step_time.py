@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from provenance import write_result
 from transformers import ViTForImageClassification
 
 from diffusionblocks.families.vit import PlainVit
+from diffusionblocks.provenance import write_result
 from diffusionblocks.recipes import RunConfig, resolve
 from diffusionblocks.training.run import backbone_config, build_units
 from diffusionblocks.training.step import make_optimizer, train_step

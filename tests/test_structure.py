@@ -9,6 +9,7 @@ ROOT = Path(diffusionblocks.__file__).parent
 
 ORDER = (
     "errors",
+    "provenance",
     "randomness",
     "noise",
     "partition",
@@ -27,6 +28,7 @@ ORDER = (
     "training.config",
     "recipes",
     "training",
+    "planner",
     "evaluation",
     "report",
     "cli",

@@ -5,6 +5,7 @@ Exit status 0: done; 2: bad input, in one line; 1: training could not go on; 130
 
 import argparse
 import difflib
+import shlex
 import sys
 import typing
 from collections.abc import Sequence
@@ -77,6 +78,14 @@ def _parser() -> _Parser:
     predict.add_argument("--invert", action="store_true", help="invert brightness (dark ink on white paper)")
     predict.add_argument("--top", metavar="K", default="3", help="classes to show")
     predict.set_defaults(run_command=_predict)
+
+    report = commands.add_parser("report", help="write an HTML page of a run or a comparison", allow_abbrev=False)
+    report.add_argument("folder", metavar="RUN|DIR", help="run folder, or folder of dblocks compare")
+    report.add_argument("--split", choices=["test", "validation", "train"], default="test")
+    report.add_argument("--data-dir", metavar="DIR", help="where the data are now (default: the run's)")
+    report.add_argument("--out", metavar="FILE", help="HTML file to write (default: report.html in the folder)")
+    report.add_argument("--device", default="auto")
+    report.set_defaults(run_command=_report)
 
     recipes = commands.add_parser("recipes", help="list the recipes")
     recipes.set_defaults(run_command=_recipes)
@@ -179,6 +188,31 @@ def _predict(arguments: argparse.Namespace) -> int:
     model = load_any(Path(arguments.run))
     for path, ranked in predict(model, arguments.images, arguments.invert, top):
         print(f"{path}: " + ", ".join(f"{name} {100 * p:.1f}%" for name, p in ranked))
+    return 0
+
+
+def _report(arguments: argparse.Namespace) -> int:
+    try:
+        from diffusionblocks.report.page import read_images, runs_of, write_report
+    except ModuleNotFoundError as error:
+        if error.name not in ("jinja2", "markupsafe", "matplotlib"):
+            raise
+        install = "pip install 'diffusionblocks[report]'"
+        raise InputError(
+            "report", error.name, "a package that is installed", f"it is in the extra: {install}"
+        ) from None
+
+    folder, split, data_dir = Path(arguments.folder), arguments.split, arguments.data_dir
+    for run_dir in runs_of(folder):
+        if (run_dir / f"eval-{split}.json").exists():
+            continue
+        read_images(run_dir, split, data_dir)
+        score = ["eval", str(run_dir), "--split", split, "--device", arguments.device]
+        score += [] if data_dir is None else ["--data-dir", data_dir]
+        print(f"{run_dir} has no eval-{split}.json; running: dblocks {shlex.join(score)}")
+        _eval(_parser().parse_args(score))
+    out = None if arguments.out is None else Path(arguments.out)
+    print(f"report: {write_report(folder, split, data_dir, out, _device(arguments.device))}")
     return 0
 
 

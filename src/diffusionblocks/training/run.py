@@ -1,6 +1,7 @@
 """A run folder: the resolved settings, what is trained for them, and how to get it back.
 
 RUN/config.json           resolved settings; another config in the same folder is refused
+RUN/provenance.json       command, commit, hardware and versions that started it
 RUN/block-k/              checkpoint-N/ (the newest two), metrics.jsonl, memory.json; a control: network, member-k
 RUN/trunk/                the run of the trunk that the blocks start from, if they have one of their own
 RUN/tensorboard/          the same metrics
@@ -25,12 +26,14 @@ from diffusionblocks.data.sources import load_images
 from diffusionblocks.errors import InputError
 from diffusionblocks.families.vit import PlainVit, VitEnsemble
 from diffusionblocks.model import BlockwiseModel
+from diffusionblocks.provenance import provenance
 from diffusionblocks.randomness import seeded
 from diffusionblocks.recipes import RunConfig
 from diffusionblocks.training.state import load_unit, newest
 from diffusionblocks.training.trainer import Trainer
 
 CONFIG_FILE = "config.json"
+PROVENANCE_FILE = "provenance.json"
 TRUNK = "trunk"
 OPERATION = ("recipe", "data_dir", "num_workers", "rotate_every", "checkpoint_every")
 """Settings that say where and how a run is done and have no part in its result."""
@@ -55,6 +58,7 @@ def claim_folder(run_dir: Path, config: RunConfig) -> None:
         raise InputError("run", str(run_dir), "a new or empty folder, or one with a run", "take another")
     run_dir.mkdir(parents=True, exist_ok=True)
     checkpoint.write_text(path, config.model_dump_json(indent=1))
+    checkpoint.write_text(run_dir / PROVENANCE_FILE, json.dumps(provenance(), indent=1))
 
 
 def load_config(run_dir: Path) -> RunConfig:

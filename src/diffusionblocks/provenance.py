@@ -1,4 +1,4 @@
-"""What every benchmark result carries: the command, the commit, the hardware and the versions that made it."""
+"""What every result carries: the command, the commit, the hardware and the versions that made it."""
 
 import importlib.metadata
 import json
@@ -14,11 +14,14 @@ PACKAGES = ("torch", "transformers", "numpy", "scikit-learn", "diffusionblocks")
 
 
 def provenance() -> dict[str, Any]:
-    """Command line, commit (with "+" if files differ from it), hardware and versions."""
-    commit = _git("rev-parse", "HEAD") + ("+" if _git("status", "--porcelain", "--untracked-files=no") else "")
+    """Command line, commit of this library, hardware and versions.
+
+    The commit has a "+" if files differ from it, and is empty where the library is not run from its repository.
+    """
+    program = "dblocks" if Path(sys.argv[0]).name == "dblocks" else f"python {sys.argv[0]}"
     return {
-        "command": shlex.join(["python", *sys.argv]),
-        "commit": commit,
+        "command": shlex.join([*program.split(" ", 1), *sys.argv[1:]]),
+        "commit": _commit(),
         "hardware": {"processor": _processor(), "cores": os.cpu_count(), "system": platform.system()},
         "versions": {"python": platform.python_version()} | {p: importlib.metadata.version(p) for p in PACKAGES},
     }
@@ -31,8 +34,19 @@ def write_result(path: Path, result: dict[str, Any]) -> None:
     print(f"written: {path}")
 
 
+def _commit() -> str:
+    # An installed copy may lie inside some other repository, whose commit would say nothing.
+    if not _git("ls-files", Path(__file__).name):
+        return ""
+    return _git("rev-parse", "HEAD") + ("+" if _git("status", "--porcelain", "--untracked-files=no") else "")
+
+
 def _git(*arguments: str) -> str:
-    return subprocess.run(["git", *arguments], capture_output=True, text=True, check=False).stdout.strip()
+    command = ["git", "-C", str(Path(__file__).parent), *arguments]
+    try:
+        return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
+    except FileNotFoundError:  # no git
+        return ""
 
 
 def _processor() -> str:

@@ -1,0 +1,195 @@
+"""The report's figures: what each shows, and the sentence that says so to those who do not see it."""
+
+import math
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import torch
+from markupsafe import Markup
+from matplotlib.axes import Axes
+from matplotlib.axis import Axis
+from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
+
+from diffusionblocks.block import edges_of, law_of, plan_of
+from diffusionblocks.config import BlockwiseConfig
+from diffusionblocks.partition import noise_intervals, training_interval
+from diffusionblocks.report.drawing import DASHES, INK, MUTED, PAPER, SERIES, drawing
+
+
+def noise_law(name: str, config: BlockwiseConfig) -> Markup:
+    """Density of the noise law over log sigma, the blocks' intervals with their overlap, and the plan's steps."""
+    law, plan = law_of(config), plan_of(config)
+    grid = np.linspace(math.log(law.cleanest), math.log(law.noisiest), 601)
+    mass = law.cdf(torch.from_numpy(grid).exp()).numpy()
+    middle, density = (grid[1:] + grid[:-1]) / 2, np.diff(mass) / np.diff(grid)
+    height, rows = float(density.max()), config.num_blocks
+    row_height = 0.36 * height / max(rows, 3)
+    with drawing(name, 250 + 12 * max(0, rows - 4)) as d:
+        axes = d.axes
+        for k, core in enumerate(noise_intervals(edges_of(config))):
+            colour = SERIES[k % len(SERIES)]
+            inside = (middle >= math.log(core.lo)) & (middle <= math.log(core.hi))
+            axes.fill_between(middle[inside], density[inside], color=colour, alpha=0.35, linewidth=0)
+            wide, y = training_interval(law, core, config.gamma), -(k + 1) * row_height
+            axes.plot([math.log(wide.lo), math.log(wide.hi)], [y, y], color=colour, linewidth=2, solid_capstyle="butt")
+            axes.plot([math.log(core.lo), math.log(core.hi)], [y, y], color=colour, linewidth=7, solid_capstyle="butt")
+            left = math.log(wide.lo) > (grid[0] + grid[-1]) / 2 or k == 0
+            at = math.log(wide.lo if left else wide.hi)
+            axes.annotate(
+                f"block {k}",
+                (at, y),
+                (-5 if left else 5, 0),
+                textcoords="offset points",
+                va="center",
+                ha="right" if left else "left",
+            )
+        axes.plot(middle, density, color=INK, linewidth=1.5)
+        steps = [math.log(step.sigma) for step in plan.steps]
+        axes.plot(steps, [0] * len(steps), "v", color=INK, markersize=8, markeredgecolor=PAPER, clip_on=False, zorder=5)
+        axes.axhline(0, color=MUTED, linewidth=1)
+        ticks = [s for s in (0.001, 0.01, 0.1, 1.0, 10.0, 100.0) if law.cleanest <= s <= law.noisiest]
+        axes.xaxis.set_major_locator(FixedLocator([math.log(s) for s in ticks]))
+        axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{math.exp(x):g}"))
+        axes.yaxis.set_major_locator(FixedLocator([t for t in axes.get_yticks() if 0 <= t <= 1.1 * height]))
+        axes.set_ylim(-(rows + 0.8) * row_height, 1.08 * height)
+        axes.set(xlabel="noise level σ, norm of a target = 1 (log scale)", ylabel="density of ln σ")
+        edges = ", ".join(f"{edge:.3g}" for edge in edges_of(config))
+        return d.svg(f"Density of the noise law over log sigma, cut into {rows} blocks at sigma {edges}")
+
+
+def losses(name: str, curves: Mapping[str, tuple[Sequence[int], Sequence[float]]], unit: str) -> Markup:
+    """Training loss over updates, a line per block."""
+    with drawing(name, 250) as d:
+        for k, (label, (updates, loss)) in enumerate(curves.items()):
+            dash = DASHES[(k // len(SERIES) + k) % len(DASHES)]
+            marker = "o" if len(updates) < 4 else ""
+            d.axes.plot(updates, loss, color=SERIES[k % len(SERIES)], linestyle=dash, marker=marker, label=label)
+        d.axes.set(xlabel="updates of each block" if len(curves) > 1 else "updates", ylabel=f"training loss, {unit}")
+        d.axes.set_ylim(bottom=min(0.0, *(min(loss) for _, loss in curves.values())))
+        if len(curves) > 1:
+            d.axes.legend(ncols=2 if len(curves) > 3 else 1)
+        ends = "; ".join(f"{label} ends at {loss[-1]:.3g}" for label, (_, loss) in curves.items())
+        return d.svg(f"Training loss in {unit} over updates: {ends}")
+
+
+def chain(name: str, after: Sequence[float], alone: Sequence[float], average: float, n: int) -> Markup:
+    """Accuracy in percent after each block of the chain, of each block alone at z = 0, and of their average."""
+    with drawing(name, 250) as d:
+        axes, index = d.axes, range(len(after))
+        axes.axhline(average, color=SERIES[2], linestyle=DASHES[1], label="average, no chain")
+        axes.plot(
+            index,
+            alone,
+            "s",
+            color=SERIES[1],
+            markerfacecolor=PAPER,
+            markeredgewidth=2,
+            markersize=8,
+            label="alone, z = 0",
+        )
+        axes.plot(index, after, "o-", color=SERIES[0], markersize=7, label="chain up to it")
+        _blocks(axes.xaxis, len(after))
+        axes.set_xlim(-0.5, len(after) - 0.5)
+        axes.margins(y=0.15)
+        axes.set(xlabel="block", ylabel=f"accuracy, % of {n} images")
+        d.figure.legend(loc="outside upper left", ncols=2)
+        values = "; ".join(
+            f"after block {k} {a:.1f}, alone {b:.1f}" for k, (a, b) in enumerate(zip(after, alone, strict=True))
+        )
+        return d.svg(f"Accuracy in percent of {n} images: {values}; average {average:.1f}")
+
+
+def oracle(name: str, after: Sequence[float], oracle: Sequence[float], scrambled: Sequence[float], n: int) -> Markup:
+    """Accuracy in percent per block: in the chain, given the true noisy target, and that with another image."""
+    with drawing(name, 160 + 30 * len(after)) as d:
+        axes = d.axes
+        for k, row in enumerate(zip(scrambled, after, oracle, strict=True)):
+            axes.plot([min(row), max(row)], [k, k], color=MUTED, linewidth=1.5, zorder=1)
+        rows = range(len(after))
+        axes.plot(oracle, rows, "D", color=SERIES[3], markersize=8, label="oracle")
+        axes.plot(
+            scrambled, rows, "X", color=SERIES[1], markersize=9, markeredgewidth=0, label="oracle, scrambled image"
+        )
+        axes.plot(after, rows, "o", color=SERIES[0], markersize=7, label="in the chain")
+        _blocks(axes.yaxis, len(after))
+        axes.set_ylim(len(after) - 0.5, -0.5)
+        axes.set_xlim(-4, 104)
+        axes.set(xlabel=f"accuracy, % of {n} images", ylabel="block")
+        d.figure.legend(loc="outside upper left", ncols=2)
+        values = "; ".join(
+            f"block {k}: oracle {b:.1f}, chain {a:.1f}, scrambled {c:.1f}"
+            for k, (a, b, c) in enumerate(zip(after, oracle, scrambled, strict=True))
+        )
+        return d.svg(f"Accuracy in percent of {n} images: {values}")
+
+
+def memory_pair(name: str, measured: Mapping[str, int], predicted: Mapping[str, int], unit: tuple[str, int]) -> Markup:
+    """Memory by kind, measured and predicted side by side; `unit` is (name, bytes)."""
+    kinds, (unit_name, size) = list(measured), unit
+    with drawing(name, 270) as d:
+        axes, rows = d.axes, np.arange(len(kinds))
+        styles = {
+            "measured": (measured, {"color": SERIES[0]}),
+            "predicted": (predicted, {"facecolor": "none", "edgecolor": SERIES[1], "hatch": "////"}),
+        }
+        for k, (label, (sizes, style)) in enumerate(styles.items()):
+            amounts = [sizes[kind] / size for kind in kinds]
+            bars = axes.barh(rows + 0.4 * k - 0.2, amounts, height=0.36, label=label, **style)
+            axes.bar_label(bars, [f"{amount:.3g}" for amount in amounts], padding=4)
+        axes.set_yticks(rows, kinds)
+        axes.invert_yaxis()
+        axes.grid(visible=False, axis="y")
+        axes.margins(x=0.2)
+        axes.set(xlabel=f"{unit_name}, largest in one update")
+        d.figure.legend(loc="outside upper left", ncols=2)
+        values = "; ".join(f"{kind} {measured[kind] / size:.3g} and {predicted[kind] / size:.3g}" for kind in kinds)
+        return d.svg(f"Memory in {unit_name}, measured and predicted: {values}")
+
+
+def memory_stacks(name: str, stacks: Mapping[str, Mapping[str, float]], unit: tuple[str, int]) -> Markup:
+    """Memory by kind, one stacked bar per label; `unit` is (name, bytes)."""
+    unit_name, size = unit
+    kinds = list(next(iter(stacks.values())))
+    with drawing(name, 120 + 38 * len(stacks)) as d:
+        axes, rows, left = d.axes, np.arange(len(stacks)), np.zeros(len(stacks))
+        for k, kind in enumerate(kinds):
+            amounts = np.array([sizes[kind] / size for sizes in stacks.values()])
+            axes.barh(rows, amounts, left=left, height=0.4, color=SERIES[k], edgecolor=PAPER, label=kind)
+            left += amounts
+        for row, total in enumerate(left):
+            axes.annotate(f"{total:.3g}", (total, row), (4, 0), textcoords="offset points", va="center")
+        _labels_above(axes, list(stacks), 0.38)
+        axes.margins(x=0.12)
+        axes.set_xlim(left=0)
+        axes.set(xlabel=f"{unit_name}, sum of the largest by kind")
+        d.figure.legend(loc="outside upper left", ncols=3, columnspacing=1, handlelength=1)
+        values = "; ".join(f"{label} {total:.3g}" for label, total in zip(stacks, left, strict=True))
+        return d.svg(f"Memory in {unit_name}: {values}")
+
+
+def dots(name: str, groups: Mapping[str, Sequence[float]], axis_label: str) -> Markup:
+    """A metric with every seed as a point and the mean as a bar, one row per label."""
+    with drawing(name, 60 + 38 * len(groups)) as d:
+        for row, (label, values) in enumerate(groups.items()):
+            colour = SERIES[0] if label.startswith("blocks") else SERIES[1]
+            d.axes.plot(values, [row] * len(values), "o", color=colour, markersize=8, alpha=0.75, markeredgewidth=0)
+            d.axes.plot([np.mean(values)], [row], "|", color=INK, markersize=18, markeredgewidth=2)
+        _labels_above(d.axes, list(groups), 0.38)
+        d.axes.margins(x=0.08)
+        d.axes.set(xlabel=axis_label)
+        means = "; ".join(f"{label} mean {np.mean(values):.4g} over {len(values)}" for label, values in groups.items())
+        return d.svg(f"{axis_label}: {means}")
+
+
+def _blocks(axis: Axis, count: int) -> None:
+    axis.set_major_locator(FixedLocator(list(range(count))))
+    axis.set_minor_locator(NullLocator())
+
+
+def _labels_above(axes: Axes, labels: Sequence[str], lift: float) -> None:
+    """Each row's label over the row, since beside it there is no room on a phone."""
+    for row, label in enumerate(labels):
+        axes.annotate(label, (0, row - lift), xycoords=("axes fraction", "data"), va="center")
+    axes.set_yticks([])
+    axes.set_ylim(len(labels) - 0.6, -0.7)
+    axes.spines["left"].set_visible(False)
