@@ -14,10 +14,9 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from diffusionblocks.provenance import provenance
-
 from diffusionblocks.evaluation.classification import EvalOptions, evaluate_blocks, evaluate_plain
 from diffusionblocks.model import BlockwiseModel
+from diffusionblocks.provenance import provenance
 from diffusionblocks.recipes import RunConfig, resolve
 from diffusionblocks.training.run import load_split, load_trained, make_trainers
 

@@ -72,6 +72,20 @@ def _parser() -> _Parser:
     evaluate.add_argument("--device", default="auto")
     evaluate.set_defaults(run_command=_eval)
 
+    compare = commands.add_parser("compare", help="train and score blocks and all controls", allow_abbrev=False)
+    compare.add_argument("recipe", help=f"one of {', '.join(RECIPES)}")
+    compare.add_argument("--out", metavar="DIR", help="folder of the comparison (default runs/compare-RECIPE)")
+    compare.add_argument("--config", metavar="FILE", help="JSON object of settings; flags go before it")
+    compare.add_argument("--seeds", metavar="N", default="3", help="seeds 0..N-1 (default 3)")
+    compare.add_argument("--folds", metavar="N", default="1", help="digits: folds, each with every seed (default 1)")
+    for name, what in (("methods", "methods"), ("budgets", "budgets"), ("presets", "presets of the blocks")):
+        compare.add_argument(f"--{name}", metavar="A,B", help=f"these {what} alone (default: all)")
+    compare.add_argument("--trunk", metavar="X", default="0.5", help="share of the trunk in blocks+trunk (default 0.5)")
+    compare.add_argument("--split", choices=["test", "validation"], default="test")
+    compare.add_argument("--device", default="auto")
+    _add_settings(compare, RunConfig, without=("preset", "method", "budget", "trunk", "seed", "fold"))
+    compare.set_defaults(run_command=_compare)
+
     predict = commands.add_parser("predict", help="classify image files with a run", allow_abbrev=False)
     predict.add_argument("run", metavar="RUN", help="run folder, or a saved model")
     predict.add_argument("images", metavar="IMAGE", nargs="+", help="image files")
@@ -98,11 +112,11 @@ def _did_you_mean(flag: str) -> str:
     return f"did you mean {' or '.join(close)}?" if close else "see dblocks COMMAND --help"
 
 
-def _add_settings(parser: argparse.ArgumentParser, model: type[BaseModel]) -> None:
+def _add_settings(parser: argparse.ArgumentParser, model: type[BaseModel], without: Sequence[str] = ()) -> None:
     """A flag for every setting; values stay text here and are checked by the model, like those of a file."""
     group = parser.add_argument_group("settings (default: the recipe's)")
     for name, field in model.model_fields.items():
-        if name in ("recipe", "family", "format_version"):
+        if name in ("recipe", "family", "format_version", *without):
             continue
         kind = typing.get_args(field.annotation)
         values = f" ({', '.join(map(str, kind))})" if typing.get_origin(field.annotation) is typing.Literal else ""
@@ -148,10 +162,9 @@ def _train(arguments: argparse.Namespace) -> int:
 
 
 def _eval(arguments: argparse.Namespace) -> int:
-    from diffusionblocks.evaluation.classification import EvalOptions, evaluate_blocks, evaluate_plain
-    from diffusionblocks.model import BlockwiseModel
+    from diffusionblocks.evaluation.classification import EvalOptions
+    from diffusionblocks.evaluation.score import score_run
     from diffusionblocks.report.tables import block_table, forward_memory_line, show
-    from diffusionblocks.training.run import load_config, load_split, load_trained, write_result
 
     steps = arguments.num_sampling_steps
     options = EvalOptions(
@@ -162,23 +175,43 @@ def _eval(arguments: argparse.Namespace) -> int:
         seed=_whole("seed", arguments.seed, 0),
     )
     run_dir = Path(arguments.run)
-    config = load_config(run_dir)
-    where = config if arguments.data_dir is None else config.model_copy(update={"data_dir": arguments.data_dir})
-    images = load_split(where, arguments.split)
-    model, updates = load_trained(run_dir, config)
-    model.to(_device(arguments.device))
-    if isinstance(model, BlockwiseModel):
-        result = evaluate_blocks(model, images, options)
+    result = score_run(run_dir, arguments.split, options, arguments.data_dir, _device(arguments.device))
+    if "blocks" in result:
         show(block_table(result))
         print(f"plan: {result['plan']}; start: {result['start']}; chains: {result['chains']}")
         print(f"z-free average of the blocks: {100 * result['average']['accuracy']:.2f}%")
-    else:
-        result = evaluate_plain(model, images, options)
     print(forward_memory_line(result["memory_bytes"]))
-    print(f"{config.method}, {arguments.split} split, {len(images)} images: accuracy {100 * result['accuracy']:.2f}%")
-    result |= {"split": arguments.split, "images": len(images), "method": config.method, "updates": updates}
-    write_result(run_dir, f"eval-{arguments.split}.json", result)
+    what = f"{result['method']}, {arguments.split} split, {result['images']} images"
+    print(f"{what}: accuracy {100 * result['accuracy']:.2f}%")
     return 0
+
+
+def _compare(arguments: argparse.Namespace) -> int:
+    from diffusionblocks.compare import Comparison, compare
+    from diffusionblocks.training.trainer import Interrupted
+
+    lists = {name: tuple(getattr(arguments, name).split(",")) for name in _LISTS if getattr(arguments, name)}
+    comparison = Comparison(
+        arguments.recipe,
+        _settings(arguments),
+        None if arguments.config is None else Path(arguments.config),
+        seeds=_whole("seeds", arguments.seeds, 1),
+        folds=_whole("folds", arguments.folds, 1),
+        trunk=arguments.trunk,
+        split=arguments.split,
+        **lists,
+    )
+    folder = Path(arguments.out or f"runs/compare-{arguments.recipe}")
+    try:
+        result = compare(comparison, folder, _device(arguments.device))
+    except Interrupted:
+        print(f"dblocks: stopped and saved in {folder}; the same command goes on", file=sys.stderr)
+        return 130
+    print(result["rows"])
+    return 0
+
+
+_LISTS = ("methods", "budgets", "presets")
 
 
 def _predict(arguments: argparse.Namespace) -> int:

@@ -1,0 +1,112 @@
+"""What an update costs: measured memory and time of each method, on random images of the recipe's size.
+
+Times are taken in alternation, a turn of updates of every unit in each round, so that a machine whose speed drifts does
+not favour one side; ratios between methods are then those of one run.
+"""
+
+import statistics
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.progress import track
+from torch import nn
+
+from diffusionblocks.data.batches import TensorBatches
+from diffusionblocks.memory import MemoryReport
+from diffusionblocks.randomness import keyed_generator
+from diffusionblocks.recipes import RunConfig
+from diffusionblocks.training.run import build_units
+from diffusionblocks.training.step import make_optimizer, train_step
+from diffusionblocks.training.trainer import Trainer
+
+
+@dataclass(frozen=True)
+class StepTime:
+    """Seconds of one update of every unit of a method, one after the other: the sum over blocks or members.
+
+    Attributes:
+        median, least, most: over the rounds.
+        units: how many updates that is.
+    """
+
+    median: float
+    least: float
+    most: float
+    units: int
+
+
+def random_batches(config: RunConfig, size: int) -> TensorBatches:
+    """Images and labels of the recipe's shape, keyed by the seed: costs do not depend on what is on them."""
+    generator, side = keyed_generator(config.seed, "costs"), config.image_size
+    x = torch.randn(size, config.num_channels, side, side, generator=generator)
+    return TensorBatches(x, torch.randint(0, config.num_classes, (size,), generator=generator))
+
+
+def step_memory(config: RunConfig, device: str = "cpu") -> MemoryReport:
+    """Measured memory of an update of the method's largest unit (the first of those), over two real updates."""
+    largest = max(build_units(config), key=lambda unit: len(unit.layers))  # type: ignore[arg-type]
+    training = config.training().model_copy(update={"updates": 2, "epochs": None})
+    trainer = Trainer([largest], random_batches(config, config.batch_size), training, device=device, progress=False)
+    (report,) = trainer.train().values()
+    return report
+
+
+def step_times(
+    configs: Mapping[str, RunConfig], device: str = "cpu", rounds: int = 7, turn: int = 8, skipped: int = 2
+) -> dict[str, StepTime]:
+    """Seconds of one update by method.
+
+    Args:
+        configs: methods by name.
+        device: where to compute.
+        rounds: how often every unit has a turn.
+        turn: updates of a turn.
+        skipped: updates at the start of a turn that are not counted.
+    """
+    units = {
+        name: [_prepared(unit, config, device) for unit in build_units(config)] for name, config in configs.items()
+    }
+    seconds: dict[str, list[float]] = {name: [] for name in configs}
+    shown = track(range(rounds), "timing", console=Console(stderr=True), transient=True)
+    for number in shown:
+        for name, config in configs.items():
+            first = number * turn
+            seconds[name].append(sum(_turn(*unit, config, range(first, first + turn), skipped) for unit in units[name]))
+    return {
+        name: StepTime(statistics.median(values), min(values), max(values), len(units[name]))
+        for name, values in seconds.items()
+    }
+
+
+def losses(config: RunConfig, updates: int) -> list[float]:
+    """Losses of the first updates of a method's first unit on random images: to tell whether two methods are equal."""
+    unit, optimizer = _prepared(build_units(config)[0], config, "cpu")
+    batches = random_batches(config, config.batch_size)
+    return [
+        float(train_step(unit, optimizer, batches.x, batches.y, update=k, lr=config.lr, config=config.training())[0])
+        for k in range(updates)
+    ]
+
+
+def _prepared(unit: nn.Module, config: RunConfig, device: str) -> tuple[Any, torch.optim.Optimizer]:
+    unit.to(device).train()
+    training = config.training()
+    if training.checkpointing:
+        unit.enable_checkpointing()  # type: ignore[operator]
+    return unit, make_optimizer(unit, training)
+
+
+def _turn(unit: Any, optimizer: torch.optim.Optimizer, config: RunConfig, updates: range, skipped: int) -> float:
+    """Median seconds of one update over a turn."""
+    batches, device, times = random_batches(config, config.batch_size), next(unit.parameters()).device, []
+    x, y = batches.x.to(device), batches.y.to(device)
+    for update in updates:
+        start = time.perf_counter()
+        loss, _ = train_step(unit, optimizer, x, y, update=update, lr=config.lr, config=config.training())
+        loss.item()  # waits for the device
+        times.append(time.perf_counter() - start)
+    return statistics.median(times[skipped:])
