@@ -11,11 +11,12 @@ from diffusionblocks.errors import InputError
 from diffusionblocks.memory import KINDS
 from diffusionblocks.report import figures
 from diffusionblocks.report.statistics import Key, Row, beats, group, mean_sd, paired_difference, values
-from diffusionblocks.report.text import ONE_SEED, byte_unit, difference
+from diffusionblocks.report.text import ONE_SEED, brief_difference, byte_unit, difference
 from diffusionblocks.training.run import CONFIG_FILE, load_config
 
 COMPARE_FILE = "compare.json"
 METRIC = "accuracy"
+AGAINST = "minus end to end, points"
 OF_BLOCKS = ("blocks", "blocks+trunk")
 BUDGETS = {"layer-evaluations": "equal layer evaluations", "samples": "equal samples"}
 
@@ -34,11 +35,13 @@ def compare_page(folder: Path) -> dict[str, Any]:
         seeds = {row["seed"] for row in stored["rows"]}
         if not groups:
             raise InputError("rows", [], "at least one run", f"see {folder / COMPARE_FILE}")
+        cards = _cards(groups)
         return {
             "title": f"{stored['recipe']}: blocks and controls",
             "facts": f"{len(seeds)} seed{'s' if len(seeds) > 1 else ''}, {len(stored['rows'])} runs",
-            "headline": _headlines(groups),
-            "depth": _depth(groups),
+            "headline": [*(_lead(card) for card in cards[:1]), _depth(groups)],
+            "cards": cards,
+            "words": ("budget", AGAINST),
             "dots": figures.dots("dots", *_points(groups)),
             "memory": _memory(groups, folder),
             "columns": list(_table_row(next(iter(groups)), groups)),
@@ -70,7 +73,7 @@ def reference(groups: Groups, method: str, key: Key, longest: bool = False) -> K
     return (max if longest else min)(found, key=lambda other: other.updates)
 
 
-def _headlines(groups: Groups) -> list[dict[str, str]]:
+def _cards(groups: Groups) -> list[dict[str, str]]:
     """Blocks against end to end and shallow at equal layer evaluations, one entry per group of blocks."""
     found = []
     for key, rows in groups.items():
@@ -78,7 +81,7 @@ def _headlines(groups: Groups) -> list[dict[str, str]]:
             continue
         mean, sd = mean_sd(values(rows, METRIC))
         entry = {"name": name_of(key), "accuracy": _mean_sd(mean, sd, len(rows))}
-        for method, words in (("end-to-end", "end to end"), ("shallow", "shallow, same layer evaluations")):
+        for method, words in (("end-to-end", "end to end"), ("shallow", "the shallow network")):
             other = reference(groups, method, key, longest=method == "shallow")
             if other is not None:
                 entry[f"minus {words}"] = _difference(rows, groups[other])
@@ -88,6 +91,13 @@ def _headlines(groups: Groups) -> list[dict[str, str]]:
             entry["warning"] = "The chain gains nothing over block 0 alone."
         found.append(entry)
     return found
+
+
+def _lead(card: dict[str, str]) -> str:
+    """The first group of blocks in one sentence; a chain without gain comes first."""
+    against = [f"from {name.removeprefix('minus ')} by {value}" for name, value in card.items() if "minus" in name]
+    lead = f"At equal layer evaluations {card['name']}, differ {' and '.join(against)}." if against else ""
+    return f"{card.get('warning', '')} {lead}".strip()
 
 
 def _depth(groups: Groups) -> str:
@@ -164,7 +174,11 @@ def _table_row(key: Key, groups: Groups) -> dict[str, str]:
     rows, (unit, size) = groups[key], _unit(groups)
     mean, sd = mean_sd(values(rows, METRIC))
     other = reference(groups, "end-to-end", key)
-    against = "" if other is None or key.method == "end-to-end" else _difference(rows, groups[other])
+    against = (
+        ""
+        if other is None or key.method == "end-to-end"
+        else brief_difference(paired_difference(rows, groups[other], METRIC), 100)
+    )
     sizes = _bytes(rows)
     row = {
         "method": name_of(key),
@@ -173,7 +187,7 @@ def _table_row(key: Key, groups: Groups) -> dict[str, str]:
         "seeds n": str(len(rows)),
         "accuracy, %": f"{100 * mean:.2f}",
         "sd, points": "" if len(rows) < 2 else f"{100 * sd:.2f}",
-        "minus end to end": against,
+        AGAINST: against,
         "cross-entropy, nats": f"{mean_sd(values(rows, 'cross_entropy'))[0]:.4f}",
     }
     of_blocks = {"block 0, %": "block0_accuracy", "chain gain, points": "chain_gain", "average, %": "average_accuracy"}

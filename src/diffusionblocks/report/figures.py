@@ -12,6 +12,7 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
 from diffusionblocks.block import edges_of, law_of, plan_of
 from diffusionblocks.config import BlockwiseConfig
+from diffusionblocks.memory import KINDS
 from diffusionblocks.partition import noise_intervals, training_interval
 from diffusionblocks.report.drawing import DASHES, INK, MUTED, PAPER, SERIES, drawing
 
@@ -91,7 +92,7 @@ def chain(name: str, after: Sequence[float], alone: Sequence[float], average: fl
         _blocks(axes.xaxis, len(after))
         axes.set_xlim(-0.5, len(after) - 0.5)
         axes.margins(y=0.15)
-        axes.set(xlabel="block", ylabel=f"accuracy, % of {n} images")
+        axes.set(xlabel="block", ylabel=f"accuracy, % (n = {n:,})")
         d.figure.legend(loc="outside upper left", ncols=2)
         values = "; ".join(
             f"after block {k} {a:.1f}, alone {b:.1f}" for k, (a, b) in enumerate(zip(after, alone, strict=True))
@@ -106,15 +107,17 @@ def oracle(name: str, after: Sequence[float], oracle: Sequence[float], scrambled
         for k, row in enumerate(zip(scrambled, after, oracle, strict=True)):
             axes.plot([min(row), max(row)], [k, k], color=MUTED, linewidth=1.5, zorder=1)
         rows = range(len(after))
-        axes.plot(oracle, rows, "D", color=SERIES[3], markersize=8, label="oracle")
+        axes.plot(
+            oracle, rows, "D", color=SERIES[3], markerfacecolor=PAPER, markeredgewidth=2, markersize=11, label="oracle"
+        )
         axes.plot(
             scrambled, rows, "X", color=SERIES[1], markersize=9, markeredgewidth=0, label="oracle, scrambled image"
         )
-        axes.plot(after, rows, "o", color=SERIES[0], markersize=7, label="in the chain")
+        axes.plot(after, rows, "o", color=SERIES[0], markersize=5, label="in the chain")
         _blocks(axes.yaxis, len(after))
         axes.set_ylim(len(after) - 0.5, -0.5)
         axes.set_xlim(-4, 104)
-        axes.set(xlabel=f"accuracy, % of {n} images", ylabel="block")
+        axes.set(xlabel=f"accuracy, % (n = {n:,})", ylabel="block")
         d.figure.legend(loc="outside upper left", ncols=2)
         values = "; ".join(
             f"block {k}: oracle {b:.1f}, chain {a:.1f}, scrambled {c:.1f}"
@@ -125,17 +128,15 @@ def oracle(name: str, after: Sequence[float], oracle: Sequence[float], scrambled
 
 def memory_pair(name: str, measured: Mapping[str, int], predicted: Mapping[str, int], unit: tuple[str, int]) -> Markup:
     """Memory by kind, measured and predicted side by side; `unit` is (name, bytes)."""
-    kinds, (unit_name, size) = list(measured), unit
+    kinds, (unit_name, size) = list(KINDS), unit
     with drawing(name, 270) as d:
         axes, rows = d.axes, np.arange(len(kinds))
-        styles = {
-            "measured": (measured, {"color": SERIES[0]}),
-            "predicted": (predicted, {"facecolor": "none", "edgecolor": SERIES[1], "hatch": "////"}),
-        }
-        for k, (label, (sizes, style)) in enumerate(styles.items()):
+        for lift, label, sizes in ((-0.2, "measured", measured), (0.2, "predicted", predicted)):
             amounts = [sizes[kind] / size for kind in kinds]
-            bars = axes.barh(rows + 0.4 * k - 0.2, amounts, height=0.36, label=label, **style)
+            bars = axes.barh(rows + lift, amounts, height=0.36, color=SERIES[0], label=label)
             axes.bar_label(bars, [f"{amount:.3g}" for amount in amounts], padding=4)
+            for bar in bars if label == "predicted" else ():
+                bar.set(facecolor="none", edgecolor=SERIES[1], hatch="////")
         axes.set_yticks(rows, kinds)
         axes.invert_yaxis()
         axes.grid(visible=False, axis="y")
@@ -149,12 +150,13 @@ def memory_pair(name: str, measured: Mapping[str, int], predicted: Mapping[str, 
 def memory_stacks(name: str, stacks: Mapping[str, Mapping[str, float]], unit: tuple[str, int]) -> Markup:
     """Memory by kind, one stacked bar per label; `unit` is (name, bytes)."""
     unit_name, size = unit
-    kinds = list(next(iter(stacks.values())))
     with drawing(name, 120 + 38 * len(stacks)) as d:
         axes, rows, left = d.axes, np.arange(len(stacks)), np.zeros(len(stacks))
-        for k, kind in enumerate(kinds):
+        for k, kind in enumerate(KINDS):
             amounts = np.array([sizes[kind] / size for sizes in stacks.values()])
-            axes.barh(rows, amounts, left=left, height=0.4, color=SERIES[k], edgecolor=PAPER, label=kind)
+            bars = axes.barh(rows, amounts, left=left, height=0.4, color=SERIES[k], edgecolor=PAPER, label=kind)
+            for bar, label in zip(bars, stacks, strict=True):
+                bar.set_alpha(0.55 if label.endswith("predicted") else 1)
             left += amounts
         for row, total in enumerate(left):
             axes.annotate(f"{total:.3g}", (total, row), (4, 0), textcoords="offset points", va="center")
