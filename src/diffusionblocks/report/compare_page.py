@@ -124,7 +124,7 @@ def _depth(groups: Groups) -> str:
     return "There is no end-to-end and shallow pair with equally many samples, so nothing is said about depth."
 
 
-def _points(groups: Groups) -> tuple[dict[str, Sequence[float]], str]:
+def _points(groups: Groups) -> tuple[dict[str, list[float]], str]:
     seeds = max(len(rows) for rows in groups.values())
     labels = {
         f"{name_of(key)}; {_budget(key)}": [100 * v for v in values(rows, METRIC)] for key, rows in groups.items()

@@ -24,8 +24,8 @@ def noise_law(name: str, config: BlockwiseConfig) -> Markup:
     mass = law.cdf(torch.from_numpy(grid).exp()).numpy()
     middle, density = (grid[1:] + grid[:-1]) / 2, np.diff(mass) / np.diff(grid)
     height, rows = float(density.max()), config.num_blocks
-    row_height = 0.36 * height / max(rows, 3)
-    with drawing(name, 250 + 12 * max(0, rows - 4)) as d:
+    row_height = 0.11 * height  # so that each row of the intervals has about 16 px, whatever their number
+    with drawing(name, 200 + 16 * rows) as d:
         axes = d.axes
         for k, core in enumerate(noise_intervals(edges_of(config))):
             colour = SERIES[k % len(SERIES)]
