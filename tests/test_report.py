@@ -7,7 +7,9 @@ import json
 import re
 import shlex
 import shutil
+import subprocess
 import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -180,6 +182,21 @@ def test_the_commands_of_the_page_give_the_same_settings(tmp_path):
     found = arguments.start, arguments.num_sampling_steps, arguments.chains, arguments.decoding, arguments.split
     assert found == ("zero", "6", "1", "average", "validation")
     assert cli._parser().parse_args(report[1:]).folder == str(tmp_path / "a run")
+
+
+def test_the_page_tells_what_started_the_run_and_what_wrote_the_page(run_dir, page):
+    started = json.loads((run_dir / "provenance.json").read_text())
+    text = text_of(page[page.index("How to reproduce") :])
+    for part in ("The run was started by", "This report was written by"):
+        _, after = text.split(part)
+        assert started["commit"] in after
+        assert f"torch {torch.__version__}" in after
+        assert f"processor {started['hardware']['processor']}; cores" in after
+    here = ["git", "-C", str(Path(__file__).parent), "rev-parse", "HEAD"]
+    assert (
+        started["commit"].rstrip("+")
+        == subprocess.run(here, capture_output=True, text=True, check=False).stdout.strip()
+    )
 
 
 def test_a_run_without_evaluation_is_evaluated_first(run_dir, tmp_path, capsys):

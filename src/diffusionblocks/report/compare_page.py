@@ -17,6 +17,7 @@ from diffusionblocks.training.run import CONFIG_FILE, load_config
 COMPARE_FILE = "compare.json"
 METRIC = "accuracy"
 AGAINST = "minus end to end, points"
+WHOLE = ("end-to-end", "checkpointing")
 OF_BLOCKS = ("blocks", "blocks+trunk")
 BUDGETS = {"layer-evaluations": "equal layer evaluations", "samples": "equal samples"}
 
@@ -55,8 +56,7 @@ def compare_page(folder: Path) -> dict[str, Any]:
 
 def name_of(key: Key) -> str:
     """A group in words, without its budget."""
-    parts = key.num_blocks if key.method not in ("end-to-end", "checkpointing") else None
-    name = key.method + (f", B = {parts}" if parts else "")
+    name = key.method if key.method in WHOLE else f"{key.method}, B = {key.num_blocks}"
     return name + (", paper preset" if key.preset == "paper" else "")
 
 
@@ -151,21 +151,23 @@ def _memory(groups: Groups, folder: Path) -> Markup:
     for key, rows in groups.items():
         if name_of(key) not in stacks:  # a budget changes how long, not how much
             stacks[name_of(key)] = _bytes(rows)
-            if (key.method, key.preset, key.num_blocks) in predicted:
-                stacks[f"{name_of(key)}, predicted"] = predicted[key.method, key.preset, key.num_blocks]
+            if name_of(key) in predicted:
+                stacks[f"{name_of(key)}, predicted"] = predicted[name_of(key)]
     return figures.memory_stacks("memory", stacks, _unit(groups))
 
 
-def _predicted(folder: Path) -> dict[tuple[str, str, int], dict[str, float]]:
+def _predicted(folder: Path) -> dict[str, dict[str, float]]:
+    """Predicted bytes by kind of every method that has a run folder, by its name."""
     from diffusionblocks.planner import predict
 
     found = {}
     for path in sorted((folder / "runs").glob(f"*/{CONFIG_FILE}")):
         config, settings = load_config(path.parent), read_json(path)
         method = "blocks+trunk" if settings.get("trunk") else config.method
-        if (method, config.preset, config.num_blocks) not in found:
+        name = name_of(Key(method, config.preset, config.num_blocks, "", 0))
+        if name not in found:
             total = predict(config).total
-            found[method, config.preset, config.num_blocks] = {kind: total[kind] for kind in KINDS}
+            found[name] = {kind: total[kind] for kind in KINDS}
     return found
 
 

@@ -29,21 +29,11 @@ def noise_law(name: str, config: BlockwiseConfig) -> Markup:
         axes = d.axes
         for k, core in enumerate(noise_intervals(edges_of(config))):
             colour = SERIES[k % len(SERIES)]
-            inside = (middle >= math.log(core.lo)) & (middle <= math.log(core.hi))
-            axes.fill_between(middle[inside], density[inside], color=colour, alpha=0.35, linewidth=0)
+            inside = np.linspace(math.log(core.lo), math.log(core.hi), 200)
+            axes.fill_between(inside, np.interp(inside, middle, density), color=colour, alpha=0.35, linewidth=0)
             wide, y = training_interval(law, core, config.gamma), -(k + 1) * row_height
             axes.plot([math.log(wide.lo), math.log(wide.hi)], [y, y], color=colour, linewidth=2, solid_capstyle="butt")
             axes.plot([math.log(core.lo), math.log(core.hi)], [y, y], color=colour, linewidth=7, solid_capstyle="butt")
-            left = math.log(wide.lo) > (grid[0] + grid[-1]) / 2 or k == 0
-            at = math.log(wide.lo if left else wide.hi)
-            axes.annotate(
-                f"block {k}",
-                (at, y),
-                (-5 if left else 5, 0),
-                textcoords="offset points",
-                va="center",
-                ha="right" if left else "left",
-            )
         axes.plot(middle, density, color=INK, linewidth=1.5)
         steps = [math.log(step.sigma) for step in plan.steps]
         axes.plot(steps, [0] * len(steps), "v", color=INK, markersize=8, markeredgecolor=PAPER, clip_on=False, zorder=5)
@@ -51,9 +41,11 @@ def noise_law(name: str, config: BlockwiseConfig) -> Markup:
         ticks = [s for s in (0.001, 0.01, 0.1, 1.0, 10.0, 100.0) if law.cleanest <= s <= law.noisiest]
         axes.xaxis.set_major_locator(FixedLocator([math.log(s) for s in ticks]))
         axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{math.exp(x):g}"))
-        axes.yaxis.set_major_locator(FixedLocator([t for t in axes.get_yticks() if 0 <= t <= 1.1 * height]))
+        above = [tick for tick in axes.get_yticks() if 0 <= tick <= 1.1 * height]
+        below = {-(k + 1) * row_height: f"block {k}" for k in range(rows)}
+        axes.set_yticks([*above, *below], [*(f"{tick:g}" for tick in above), *below.values()])
         axes.set_ylim(-(rows + 0.8) * row_height, 1.08 * height)
-        axes.set(xlabel="noise level σ, norm of a target = 1 (log scale)", ylabel="density of ln σ")
+        axes.set(xlabel="noise level σ / target norm, log scale", ylabel="density of ln σ")
         edges = ", ".join(f"{edge:.3g}" for edge in edges_of(config))
         return d.svg(f"Density of the noise law over log sigma, cut into {rows} blocks at sigma {edges}")
 
@@ -62,7 +54,7 @@ def losses(name: str, curves: Mapping[str, tuple[Sequence[int], Sequence[float]]
     """Training loss over updates, a line per block."""
     with drawing(name, 250) as d:
         for k, (label, (updates, loss)) in enumerate(curves.items()):
-            dash = DASHES[(k // len(SERIES) + k) % len(DASHES)]
+            dash = DASHES[k % len(DASHES)]
             marker = "o" if len(updates) < 4 else ""
             d.axes.plot(updates, loss, color=SERIES[k % len(SERIES)], linestyle=dash, marker=marker, label=label)
         d.axes.set(xlabel="updates of each block" if len(curves) > 1 else "updates", ylabel=f"training loss, {unit}")
