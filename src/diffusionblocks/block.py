@@ -70,6 +70,8 @@ class Block(nn.Module, abc.ABC):
         self.law = law_of(config)
         self.interval = noise_intervals(edges_of(config))[index]
         self.trained_on = training_interval(self.law, self.interval, config.gamma)
+        steps = [step.sigma for step in plan_of(config).steps if step.block == index]
+        self.plan_levels = torch.tensor(steps, dtype=torch.float64)
         self.slot = LevelSlot()
         self.modulated = True
         self.backbone = backbone
@@ -81,6 +83,11 @@ class Block(nn.Module, abc.ABC):
         # Not in the state dict: it is the same for all blocks and stored once.
         self.register_buffer("targets", targets, persistent=False)
         self.targets: Tensor
+
+    @property
+    def name(self) -> str:
+        """block-k: as its folder is called."""
+        return f"block-{self.index}"
 
     @property
     def layers(self) -> nn.ModuleList:
@@ -141,8 +148,16 @@ class Block(nn.Module, abc.ABC):
         return lambda z, sigma: self.denoised(self(x, z, sigma))
 
     def draw(self, batch_size: int, generator: torch.Generator) -> NoiseDraw:
-        """Draw the noise of a batch: sigma from the law inside `trained_on`, eps, and which samples see z = 0."""
+        """Draw the noise of a batch: sigma, eps, and which samples see z = 0.
+
+        sigma is from the law inside `trained_on`; a share `plan_draws` of it is from this block's levels in the stored
+        plan instead (ours): with few steps a block runs at levels that the law hardly ever draws.
+        """
         sigma = draw_levels(self.law, self.trained_on.lo, self.trained_on.hi, batch_size, generator)
+        if self.config.plan_draws:
+            which = torch.randint(len(self.plan_levels), (batch_size,), generator=generator)
+            planned = torch.rand(batch_size, generator=generator) < self.config.plan_draws
+            sigma = torch.where(planned, self.plan_levels[which], sigma)
         noise = torch.randn(batch_size, self.targets.shape[1], generator=generator)
         dropped = torch.rand(batch_size, generator=generator) < self.config.z_dropout
         return NoiseDraw(sigma, noise, dropped)

@@ -55,6 +55,7 @@ def _parser() -> _Parser:
     train.add_argument("--run", metavar="DIR", help="run folder (default runs/RECIPE; a control adds its name)")
     train.add_argument("--config", metavar="FILE", help="JSON object of settings; flags go before it")
     train.add_argument("--block", metavar="K", help="train this block alone")
+    train.add_argument("--from", metavar="RUN", dest="trunk_run", help="trained trunk that the blocks start from")
     train.add_argument("--device", default="auto", help="auto, cpu, cuda, cuda:1, mps (default auto)")
     _add_settings(train, RunConfig)
     train.set_defaults(run_command=_train)
@@ -125,19 +126,22 @@ def _train(arguments: argparse.Namespace) -> int:
     only = None if arguments.block is None else _whole("block", arguments.block, 0)
 
     from diffusionblocks.report.tables import memory_table, show
-    from diffusionblocks.training.run import export_model, make_trainer
+    from diffusionblocks.training.run import export_model, make_trainers
     from diffusionblocks.training.trainer import Interrupted
 
-    trainer = make_trainer(config, run_dir, only, _device(arguments.device))
-    print(f"{config.method}: {trainer.plan()}")
-    try:
-        memory = trainer.train()
-    except Interrupted:
-        print(f"dblocks: stopped and saved in {run_dir}; the same command goes on", file=sys.stderr)
-        return 130
-    if memory:
-        show(memory_table(memory))
-    exported = export_model(run_dir, config, trainer.num_updates)
+    trunk_run = None if arguments.trunk_run is None else Path(arguments.trunk_run)
+    num_updates = 0
+    for trainer in make_trainers(config, run_dir, only, _device(arguments.device), trunk_dir=trunk_run):
+        print(f"{'trunk' if trainer.is_trunk else config.method}: {trainer.plan()}")
+        try:
+            memory = trainer.train()
+        except Interrupted:
+            print(f"dblocks: stopped and saved in {run_dir}; the same command goes on", file=sys.stderr)
+            return 130
+        if memory:
+            show(memory_table(memory))
+        num_updates = trainer.num_updates
+    exported = export_model(run_dir, config, num_updates)
     print(f"model: {exported}" if exported else f"{run_dir}: blocks still to be trained; no model is written yet")
     print(f"next: dblocks eval {run_dir}")
     return 0

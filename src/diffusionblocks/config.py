@@ -44,6 +44,9 @@ class BlockwiseConfig(BaseModel):
     sigma_data: float | None = Field(None, gt=0, description="standard deviation of the targets; default: measured")
     weight: Literal["none", "edm"] = Field("none", description="weight of the loss as a function of sigma")
     readout: Literal["hidden", "preconditioned"] = Field("hidden", description="what the classifier reads")
+    plan_draws: float = Field(
+        0.0, ge=0, le=1, description="share of training levels that are the plan's own, at random"
+    )
     z_dropout: float = Field(0.2, ge=0, lt=1, description="share of training samples that see z = 0 for their target")
 
     num_sampling_steps: int | None = Field(None, ge=1, description="steps of the stored plan; default: one a block")

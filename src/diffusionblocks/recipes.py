@@ -12,7 +12,7 @@ from pydantic import Field, model_validator
 
 from diffusionblocks.config import PAPER, BlockwiseConfig, read_json, validate
 from diffusionblocks.errors import InputError
-from diffusionblocks.training.config import TrainingConfig
+from diffusionblocks.training.config import Budget, TrainingConfig
 
 
 class RunConfig(BlockwiseConfig, TrainingConfig):
@@ -20,8 +20,20 @@ class RunConfig(BlockwiseConfig, TrainingConfig):
 
     recipe: str = Field(description="the recipe it started from")
     preset: Literal["default", "paper"] = Field("default", description="noise settings: ours, or the paper's")
-    method: Literal["blocks", "end-to-end", "shallow"] = Field(
-        "blocks", description="blocks, or a control: the whole network, or one with a block's number of layers"
+    method: Literal["blocks", "end-to-end", "shallow", "shallow-ensemble", "checkpointing", "trunk"] = Field(
+        "blocks",
+        description="blocks; a control: the whole network, one with a block's number of layers, B of those averaged, "
+        "the whole network with activation checkpointing; or the trunk of blocks to be trained elsewhere",
+    )
+    budget: Literal["layer-evaluations", "samples"] = Field(
+        "layer-evaluations",
+        description="what B blocks or members have as much of as the network end to end: N updates each, or N/B",
+    )
+    trunk: float = Field(
+        0.0,
+        ge=0,
+        lt=1,
+        description="share of the blocks' budget that one block over the whole noise range gets before they branch off",
     )
 
     dataset: Literal["digits", "fashion-mnist", "cifar-100", "tiny-imagenet"] = Field(description="data set")
@@ -49,6 +61,10 @@ class RunConfig(BlockwiseConfig, TrainingConfig):
         split = self.layer_split
         if split is not None and sum(split) != self.num_layers:
             raise InputError("layer_split", list(split), f"counts that sum to num_layers={self.num_layers}")
+        if self.method == "trunk" and not self.trunk:
+            raise InputError("trunk", self.trunk, "a share above 0 for method=trunk", "set trunk=0.5, say")
+        if self.trunk and self.method not in ("blocks", "trunk"):
+            raise InputError("trunk", self.trunk, f"0 for method={self.method}", "only blocks have a trunk")
         if self.image_size % self.patch_size:
             near = [p for p in range(1, self.image_size + 1) if self.image_size % p == 0]
             raise InputError(
@@ -63,12 +79,39 @@ class RunConfig(BlockwiseConfig, TrainingConfig):
         return BlockwiseConfig(**{name: getattr(self, name) for name in BlockwiseConfig.model_fields})
 
     def training(self) -> TrainingConfig:
-        """The part that the trainer reads."""
-        return TrainingConfig(**{name: getattr(self, name) for name in TrainingConfig.model_fields})
+        """The part that the trainer reads; its budget is that of one unit."""
+        values = {name: getattr(self, name) for name in TrainingConfig.model_fields}
+        if self.budget == "samples" and self.method in ("blocks", "trunk", "shallow-ensemble"):
+            if self.updates is not None:
+                values["updates"] = max(1, round(self.updates / self.num_blocks))
+            if self.epochs is not None:
+                values["epochs"] = self.epochs / self.num_blocks
+        if self.method == "checkpointing":
+            values["checkpointing"] = True
+        return TrainingConfig(**values)
+
+    def unit_budget(self, num_samples: int) -> Budget:
+        """The updates of each unit on a data set of this size.
+
+        With a trunk of share s, blocks of N updates each become a trunk of B s N updates and (1 - s) N updates of each
+        block after it: the same number of updates in all.
+
+        Raises:
+            InputError: a share that leaves the trunk or the blocks without an update.
+        """
+        updates = self.training().num_updates(num_samples)
+        if not self.trunk:
+            return Budget(0, updates, updates)
+        shared = round(self.trunk * updates)
+        if not 0 < shared < updates:
+            raise InputError("trunk", self.trunk, f"a share that leaves an update to both of {updates}", "train longer")
+        trunk = self.num_blocks * shared
+        total = trunk + updates - shared
+        return Budget(0, trunk, total) if self.method == "trunk" else Budget(trunk, total, total)
 
     def depth(self) -> int:
-        """Layers of the network that the method trains: all, or those of the largest block for the shallow control."""
-        if self.method != "shallow":
+        """Layers of the largest unit: the whole network's, or those of the largest block."""
+        if self.method in ("end-to-end", "checkpointing"):
             return self.num_layers
         return max(self.layer_split) if self.layer_split else math.ceil(self.num_layers / self.num_blocks)
 

@@ -12,11 +12,11 @@ from typing import Any, TypeVar
 import torch
 from rich.console import Console
 from rich.progress import track
-from torch import Tensor
+from torch import Tensor, nn
 
 from diffusionblocks.block import plan_of
 from diffusionblocks.data.images import ImageSet, to_float
-from diffusionblocks.families.vit import Decoding, PlainVit, VitBlock, chain, log_probs
+from diffusionblocks.families.vit import Decoding, PlainVit, VitBlock, VitEnsemble, chain, log_probs
 from diffusionblocks.memory import forward_memory
 from diffusionblocks.model import BlockwiseModel
 from diffusionblocks.randomness import keyed_generator
@@ -48,14 +48,26 @@ class EvalOptions:
 
 
 @torch.no_grad()
-def evaluate_plain(network: PlainVit, images: ImageSet, options: EvalOptions | None = None) -> dict[str, Any]:
-    """Accuracy and cross-entropy of a plain network over every sample, and the memory of a forward."""
+def evaluate_plain(
+    network: PlainVit | VitEnsemble, images: ImageSet, options: EvalOptions | None = None
+) -> dict[str, Any]:
+    """Accuracy and cross-entropy (nats) of a control over every sample, and the memory of a forward.
+
+    For an ensemble also the scores of each member, under "members".
+    """
     options = options or EvalOptions()
     network.eval()
     device = next(network.parameters()).device
-    logs = torch.cat([log_probs(network(x.to(device))).cpu() for x, _, _ in _batches(images, options.batch_size)])
+
+    def scores(part: nn.Module) -> dict[str, float]:
+        logs = [log_probs(part(x.to(device))).cpu() for x, _, _ in _batches(images, options.batch_size)]
+        return _scores(torch.cat(logs), images.labels)
+
     x = to_float(images.images[: options.batch_size]).to(device)
-    return {**_scores(logs, images.labels), "memory_bytes": forward_memory(network, lambda: network(x))}
+    result: dict[str, Any] = {**scores(network), "memory_bytes": forward_memory(network, lambda: network(x))}
+    if isinstance(network, VitEnsemble):
+        result["members"] = [scores(member) for member in network.members]
+    return result
 
 
 @torch.no_grad()

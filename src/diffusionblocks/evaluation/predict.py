@@ -8,12 +8,12 @@ import torch
 
 from diffusionblocks import model as model_module
 from diffusionblocks.data.images import read_image, to_float
-from diffusionblocks.families.vit import PlainVit
+from diffusionblocks.families.vit import PlainVit, VitEnsemble
 from diffusionblocks.model import BlockwiseModel
 from diffusionblocks.training.run import load_config, load_trained
 
 
-def load_any(folder: Path) -> BlockwiseModel | PlainVit:
+def load_any(folder: Path) -> BlockwiseModel | PlainVit | VitEnsemble:
     """A saved model, or the newest checkpoints of a run.
 
     Raises:
@@ -26,7 +26,7 @@ def load_any(folder: Path) -> BlockwiseModel | PlainVit:
 
 @torch.no_grad()
 def predict(
-    model: BlockwiseModel | PlainVit, paths: Sequence[str], invert: bool = False, top: int = 3
+    model: BlockwiseModel | PlainVit | VitEnsemble, paths: Sequence[str], invert: bool = False, top: int = 3
 ) -> Iterator[tuple[str, list[tuple[str, float]]]]:
     """The most probable classes of image files.
 
@@ -39,8 +39,12 @@ def predict(
     Returns:
         (path, [(class name, probability), ...]) for each image.
     """
-    backbone: Any = (model.block_list[0] if isinstance(model, BlockwiseModel) else model).backbone
-    config = backbone.config
+    first: Any = model
+    if isinstance(model, BlockwiseModel):
+        first = model.block_list[0]
+    elif isinstance(model, VitEnsemble):
+        first = model.members[0]
+    config = first.backbone.config
     images = [read_image(path, config.image_size, config.num_channels, invert) for path in paths]
     for path, image in zip(paths, images, strict=True):
         x = to_float(image[None])

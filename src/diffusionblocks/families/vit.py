@@ -144,13 +144,17 @@ class VitBlock(Block):
 
 
 class PlainVit(nn.Module):
-    """The control: the network itself, trained end to end without noise, through the same trainer."""
+    """A control: a network trained end to end without noise, through the same trainer.
 
-    index = 0
+    Args:
+        backbone: the network.
+        index: with its seed the key of its randomness; members of an ensemble count from 0.
+        name: its folder's name.
+    """
 
-    def __init__(self, backbone: PreTrainedModel):
+    def __init__(self, backbone: PreTrainedModel, index: int = 0, name: str = "network"):
         super().__init__()
-        self.backbone = backbone
+        self.backbone, self.index, self.name = backbone, index, name
 
     @property
     def layers(self) -> nn.ModuleList:
@@ -175,6 +179,18 @@ class PlainVit(nn.Module):
     def enable_checkpointing(self) -> None:
         """Recompute each layer's activations in the backward pass (non-reentrant)."""
         self.backbone.activation_checkpointing_enable(activation_checkpointing_kwargs={"use_reentrant": False})
+
+
+class VitEnsemble(nn.Module):
+    """A control: plain networks trained apart, whose log-probabilities are averaged."""
+
+    def __init__(self, members: Sequence[PlainVit]):
+        super().__init__()
+        self.members = nn.ModuleList(members)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Log-probabilities (B, K) of images (B, C, H, W): the members' mean, normalised."""
+        return torch.stack([log_probs(member(x)) for member in self.members]).mean(dim=0).log_softmax(dim=-1)
 
 
 def chain(blocks: Sequence[Block], x: Tensor, z: Tensor, plan: SamplingPlan) -> list[Tensor]:

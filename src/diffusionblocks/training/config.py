@@ -1,10 +1,24 @@
 """Settings of training, the same for blocks and for the networks they are compared with."""
 
+from dataclasses import dataclass
 from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from diffusionblocks.errors import InputError
+
+
+@dataclass(frozen=True)
+class Budget:
+    """The updates of a unit: from number `first` up to `last`, on a learning rate schedule of `total` updates.
+
+    A network trained alone goes from 0 to the end. With a trunk the schedule is shared: the trunk has its beginning,
+    and each block that starts from the trunk goes on to its end.
+    """
+
+    first: int
+    last: int
+    total: int
 
 
 class TrainingConfig(BaseModel):

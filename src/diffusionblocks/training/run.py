@@ -2,12 +2,14 @@
 
 RUN/config.json           resolved settings; another config in the same folder is refused
 RUN/provenance.json       command, commit, hardware and versions that started it
-RUN/block-k/              checkpoint-N/ (the newest two), metrics.jsonl, memory.json; `network` for a control
+RUN/block-k/              checkpoint-N/ (the newest two), metrics.jsonl, memory.json; a control: network, member-k
+RUN/trunk/                the run of the trunk that the blocks start from, if they have one of their own
 RUN/tensorboard/          the same metrics
 RUN/model/                the finished model, averaged weights if there are any
 """
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,16 +24,19 @@ from diffusionblocks.data.batches import ImageBatches
 from diffusionblocks.data.images import ImageSet, check_trainable
 from diffusionblocks.data.sources import load_images
 from diffusionblocks.errors import InputError
-from diffusionblocks.families.vit import PlainVit
+from diffusionblocks.families.vit import PlainVit, VitEnsemble
 from diffusionblocks.model import BlockwiseModel
 from diffusionblocks.provenance import provenance
 from diffusionblocks.randomness import seeded
 from diffusionblocks.recipes import RunConfig
-from diffusionblocks.training.state import load_unit, newest, unit_folder
+from diffusionblocks.training.state import load_unit, newest
 from diffusionblocks.training.trainer import Trainer
 
 CONFIG_FILE = "config.json"
 PROVENANCE_FILE = "provenance.json"
+TRUNK = "trunk"
+OPERATION = ("recipe", "data_dir", "num_workers", "rotate_every", "checkpoint_every")
+"""Settings that say where and how a run is done and have no part in its result."""
 
 
 def claim_folder(run_dir: Path, config: RunConfig) -> None:
@@ -104,47 +109,104 @@ def backbone_config(config: RunConfig, depth: int, classes: tuple[str, ...] = ()
 
 
 def build_units(config: RunConfig, classes: tuple[str, ...] = (), only: int | None = None) -> list[nn.Module]:
-    """What a run trains, freshly initialised: its blocks (or the one asked for), or the control's network.
+    """What a run trains, freshly initialised: its blocks (or the one asked for), its trunk, or a control's networks.
 
     Raises:
         InputError: a block that is not there, or asked of a control.
     """
+    if config.method != "blocks" and only is not None:
+        raise InputError("block", only, f"no block: the method {config.method} has none")
+    if only is not None and not 0 <= only < config.num_blocks:
+        raise InputError("block", only, f"a block from 0 to {config.num_blocks - 1}")
+    base, blockwise = backbone_config(config, config.num_layers, classes), blockwise_of(config, classes)
     if config.method == "blocks":
-        if only is not None and not 0 <= only < config.num_blocks:
-            raise InputError("block", only, f"a block from 0 to {config.num_blocks - 1}")
-        base, blockwise = backbone_config(config, config.num_layers, classes), blockwise_of(config, classes)
         which = range(config.num_blocks) if only is None else [only]
         return [build_block(base, blockwise, index, config.seed) for index in which]
-    if only is not None:
-        raise InputError("block", only, f"no block: the method {config.method} has none")
-    with seeded("cpu", config.seed, "backbone", 0):
-        return [PlainVit(ViTForImageClassification(backbone_config(config, config.depth(), classes)))]
+    base = backbone_config(config, config.depth(), classes)
+    if config.method == "trunk":
+        return [build_block(base, blockwise, 0, config.seed)]
+    if config.method == "shallow-ensemble":
+        return [_plain(base, config.seed, index, f"member-{index}") for index in range(config.num_blocks)]
+    return [_plain(base, config.seed, 0, "network")]
+
+
+def _plain(base: ViTConfig, seed: int, index: int, name: str) -> PlainVit:
+    with seeded("cpu", seed, "backbone", index):
+        return PlainVit(ViTForImageClassification(base), index, name)
 
 
 def blockwise_of(config: RunConfig, classes: tuple[str, ...] = ()) -> BlockwiseConfig:
-    """The blockwise config of a run, with sigma_data measured where it is not given."""
-    return with_measured_scale(config.blockwise(), backbone_config(config, config.num_layers, classes))
+    """The blockwise config of a run, with sigma_data measured where it is not given; a trunk's has one block."""
+    blockwise = with_measured_scale(config.blockwise(), backbone_config(config, config.num_layers, classes))
+    if config.method != "trunk":
+        return blockwise
+    return blockwise.model_copy(update={"num_blocks": 1, "layer_split": None, "num_sampling_steps": None})
 
 
-def make_trainer(
-    config: RunConfig, run_dir: Path, only: int | None = None, device: str = "cpu", progress: bool = True
-) -> Trainer:
-    """A trainer for a run, its units brought to where the run folder says they are.
+def make_trainers(
+    config: RunConfig,
+    run_dir: Path,
+    only: int | None = None,
+    device: str = "cpu",
+    progress: bool = True,
+    trunk_dir: Path | None = None,
+) -> Iterator[Trainer]:
+    """The trainers of a run, one after the other, their units brought to where the run folder says they are.
 
+    One trainer, or two if the blocks start from a trunk of their own: train the first before asking for the second.
     The data are read and checked before the folder is touched.
+
+    Args:
+        config: the run's settings.
+        run_dir: its folder.
+        only: train this block alone.
+        device: where to train.
+        progress: show progress bars.
+        trunk_dir: the run of a trunk to start from, trained elsewhere; without it RUN/trunk is trained first.
     """
     images = load_split(config, "train")
-    absent = check_trainable(images)
-    units = build_units(config, images.classes, only)
-    claim_folder(run_dir, config)
+    units, absent = build_units(config, images.classes, only), check_trainable(images)
     batches = ImageBatches(images, config.flip, RandAugment() if config.randaugment else None)
-    trainer = Trainer(units, batches, config.training(), run_dir, device, progress)
+    budget, start = config.unit_budget(len(images)), None
+    branches = config.method == "blocks" and bool(config.trunk)
+    if trunk_dir is not None:
+        if not branches:
+            raise InputError("from", str(trunk_dir), "blocks with a trunk", "set trunk=0.5, say")
+        _check_trunk(trunk_dir, config)
+    claim_folder(run_dir, config)
+    if branches:
+        if trunk_dir is None:
+            trunk_dir, of_trunk = run_dir / TRUNK, config.model_copy(update={"method": "trunk"})
+            claim_folder(trunk_dir, of_trunk)
+            whole = of_trunk.unit_budget(len(images))
+            trunk_units = build_units(of_trunk, images.classes)
+            yield Trainer(trunk_units, batches, config.training(), trunk_dir, device, progress, budget=whole)
+        start = _finished_trunk(trunk_dir, budget.first)
+    trainer = Trainer(units, batches, config.training(), run_dir, device, progress, budget=budget, trunk=start)
     if absent:
         trainer.messages.append(f"no training image of: {', '.join(absent)}")
-    return trainer
+    yield trainer
 
 
-def load_trained(run_dir: Path, config: RunConfig) -> tuple[BlockwiseModel | PlainVit, dict[str, int]]:
+def _check_trunk(trunk_dir: Path, config: RunConfig) -> None:
+    """Refuse a run that is not the trunk of this config."""
+    stored, wanted = load_config(trunk_dir), config.model_copy(update={"method": "trunk"})
+    for name, value in wanted.model_dump().items():
+        found = getattr(stored, name)
+        if name not in OPERATION and found != value:
+            raise InputError(name, value, f"{found!r}, as in {trunk_dir}", "give --from a trunk of the same settings")
+
+
+def _finished_trunk(trunk_dir: Path, updates: int) -> Path:
+    path, refused = newest(trunk_dir / "block-0")
+    done = 0 if path is None else int(path.name.rpartition("-")[2])
+    if path is None or done != updates:
+        todo = refused[0] if refused else "finish it with the command that began it"
+        raise InputError("from", str(trunk_dir), f"a trunk after its {updates} updates, not {done}", todo)
+    return path
+
+
+def load_trained(run_dir: Path, config: RunConfig) -> tuple[BlockwiseModel | PlainVit | VitEnsemble, dict[str, int]]:
     """The network of a run from its newest whole checkpoints (averaged weights if there are any), to evaluate.
 
     Returns:
@@ -155,22 +217,22 @@ def load_trained(run_dir: Path, config: RunConfig) -> tuple[BlockwiseModel | Pla
     """
     units, updates = build_units(config), {}
     for unit in units:
-        folder = unit_folder(run_dir, unit)
+        folder = run_dir / str(unit.name)
         path, refused = newest(folder)
         if path is None:
             reason = refused[0] if refused else "train it first"
             raise InputError("run", str(folder), "a unit with a checkpoint", reason)
         updates[folder.name] = load_unit(path, unit, averaged=True)
         unit.eval()
-    if config.method == "blocks":
+    if config.method in ("blocks", "trunk"):
         return BlockwiseModel(units, blockwise_of(config)).eval(), updates  # type: ignore[arg-type]
-    assert isinstance(units[0], PlainVit)
-    return units[0], updates
+    networks: list[PlainVit] = units  # type: ignore[assignment]
+    return VitEnsemble(networks).eval() if config.method == "shallow-ensemble" else networks[0], updates
 
 
 def export_model(run_dir: Path, config: RunConfig, num_updates: int) -> Path | None:
     """Write RUN/model if every unit has had its updates; None if one has not (blocks trained elsewhere, say)."""
-    if any(newest(unit_folder(run_dir, unit))[0] is None for unit in build_units(config)):
+    if any(newest(run_dir / str(unit.name))[0] is None for unit in build_units(config)):
         return None
     model, updates = load_trained(run_dir, config)
     if min(updates.values()) < num_updates:
@@ -178,9 +240,14 @@ def export_model(run_dir: Path, config: RunConfig, num_updates: int) -> Path | N
     folder = run_dir / "model"
     if isinstance(model, BlockwiseModel):
         model.save_pretrained(folder)
-    else:
-        with checkpoint.atomic_folder(folder) as draft:
+        return folder
+    with checkpoint.atomic_folder(folder) as draft:
+        if isinstance(model, PlainVit):
             checkpoint.save_network(model, draft)
+        else:
+            for member in model.members:
+                (draft / str(member.name)).mkdir()
+                checkpoint.save_network(member, draft / str(member.name))
     return folder
 
 

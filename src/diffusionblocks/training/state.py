@@ -19,11 +19,6 @@ KEPT = 2
 """Checkpoints kept per unit: the newest, and one to fall back on."""
 
 
-def unit_folder(run_dir: Path, unit: nn.Module) -> Path:
-    """block-k of a run, or network for a plain network."""
-    return run_dir / (f"block-{unit.index}" if isinstance(unit, Block) else "network")
-
-
 def save(folder: Path, unit: nn.Module, optimizer: torch.optim.Optimizer, ema: Ema | None, updates: int) -> None:
     """Write a checkpoint, then drop all but the newest KEPT; those are only dropped once the new one is whole."""
     with checkpoint.atomic_folder(folder / f"checkpoint-{updates:08d}") as draft:
@@ -105,6 +100,53 @@ def load_unit(path: Path, unit: nn.Module, averaged: bool) -> int:
         average = checkpoint.load_tensors(path / "ema.safetensors")
         names = {checkpoint.canonical_name(name) for name, _ in unit.named_parameters()}
         checkpoint.load_state(unit, average, path / "ema.safetensors", names.__contains__)
+    return state["updates"]
+
+
+def branch(path: Path, block: Block, optimizer: torch.optim.Optimizer, ema: Ema | None) -> int:
+    """Start a block from a checkpoint of the trunk: weights, optimizer state and averages go over (ours).
+
+    The trunk is one block over the whole noise range, with the layers of the largest block; a block with fewer layers
+    takes its first ones.
+
+    Returns:
+        The trunk's updates, from which the block goes on.
+
+    Raises:
+        InputError: a trunk with another law, objective or network: the setting or tensor is named.
+    """
+    state, free = read_json(path / "state.json"), {"block", "num_blocks", "layer_split", "num_sampling_steps"}
+    for name, value in _identity(block).items():
+        if name not in free and state.get(name) != value:
+            raise InputError("from", str(path), f"{name} {value}", f"it is a trunk with {state.get(name)}")
+    backbone: Any = block.backbone
+    trunk = {f"backbone.{name}": t for name, t in checkpoint.load_backbone(type(backbone), path).state_dict().items()}
+    trunk |= checkpoint.load_tensors(path / "conditioning.safetensors")
+
+    def part(tensors: dict[str, Tensor], key: str, name: str, like: Tensor) -> Tensor:
+        tensor = tensors.get(key)
+        # Conditioning has rows for every norm; those of the first layers come first.
+        if tensor is not None and name == "conditioning.weight" and len(tensor) > len(like):
+            tensor = tensor[: len(like)].clone()
+        if tensor is None or tensor.shape != like.shape:
+            found = "nothing" if tensor is None else tuple(tensor.shape)
+            raise InputError("from", str(path), f"{key} of shape {tuple(like.shape)}", f"the trunk has {found}")
+        return tensor
+
+    with torch.no_grad():
+        for name, tensor in checkpoint.canonical_state(block).items():
+            tensor.copy_(part(trunk, name, name, tensor))
+    if ema is not None:
+        stored = checkpoint.load_tensors(path / "ema.safetensors")
+        ema.load({name: part(stored, name, name, tensor) for name, tensor in ema.average.items()})
+    moments = checkpoint.load_tensors(path / "optimizer.safetensors")
+    parameters = {name: p for p, name in _parameter_names(block).items() if p.requires_grad}
+    own = {}
+    for key, moment in moments.items():
+        name = key.rpartition(":")[0]
+        if name in parameters:  # a step count is a single number
+            own[key] = moment if moment.ndim == 0 else part(moments, key, name, parameters[name])
+    _load_optimizer(block, optimizer, own, path)
     return state["updates"]
 
 

@@ -16,6 +16,7 @@ class Unit(Protocol):
     """What the trainer trains."""
 
     index: int
+    name: str
 
     @property
     def layers(self) -> nn.ModuleList:

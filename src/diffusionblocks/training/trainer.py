@@ -23,11 +23,11 @@ from diffusionblocks.data.batches import Batches, BlockBatches
 from diffusionblocks.errors import InputError, TrainingError
 from diffusionblocks.memory import MemoryReport, StepMeter
 from diffusionblocks.model import BlockwiseModel
-from diffusionblocks.training.config import TrainingConfig
+from diffusionblocks.training.config import Budget, TrainingConfig
 from diffusionblocks.training.ema import Ema
 from diffusionblocks.training.progress import Log
 from diffusionblocks.training.schedule import learning_rate
-from diffusionblocks.training.state import restore, save, unit_folder
+from diffusionblocks.training.state import branch, restore, save
 from diffusionblocks.training.step import autocast, draw_for, make_optimizer, train_step
 
 
@@ -51,7 +51,7 @@ class UnitState:
     @property
     def name(self) -> str:
         """block 0, block 1, ..., or network: as its folder is called."""
-        return unit_folder(Path(), self.unit).name.replace("-", " ")
+        return self.unit.name.replace("-", " ")
 
 
 class Trainer:
@@ -65,6 +65,8 @@ class Trainer:
         device: where to train.
         progress: show progress bars.
         measure_memory: measure the memory of each unit's first two updates (they run slower).
+        budget: the updates, if other than from 0 to the number that config gives.
+        trunk: a checkpoint of the trunk that blocks without a checkpoint of their own start from.
     """
 
     def __init__(
@@ -76,10 +78,14 @@ class Trainer:
         device: str | torch.device = "cpu",
         progress: bool = True,
         measure_memory: bool = True,
+        budget: Budget | None = None,
+        trunk: Path | None = None,
     ):
         self.data, self.config, self.device = data, config, torch.device(device)
         self.run_dir = None if run_dir is None else Path(run_dir)
-        self.num_updates = config.num_updates(len(data))
+        updates = config.num_updates(len(data))
+        self.budget = budget or Budget(0, updates, updates)
+        self.num_updates = self.budget.last
         self.progress = progress
         self.messages: list[str] = []
         self.memory: dict[int, MemoryReport] = {}
@@ -87,9 +93,9 @@ class Trainer:
         modules = units.block_list if isinstance(units, BlockwiseModel) else list(units)
         if not modules:
             raise InputError("units", [], "at least one block to train")
-        self.states = [self._prepare(module, measure_memory) for module in modules]
+        self.states = [self._prepare(module, measure_memory, trunk) for module in modules]
 
-    def _prepare(self, unit: Any, measure_memory: bool) -> UnitState:
+    def _prepare(self, unit: Any, measure_memory: bool, trunk: Path | None) -> UnitState:
         unit.to(self.device).train()
         if self.config.checkpointing:
             unit.enable_checkpointing()
@@ -97,17 +103,24 @@ class Trainer:
         ema = Ema(unit, self.config.ema_decay) if self.config.ema_decay else None
         state = UnitState(unit, optimizer, ema, None)
         if self.run_dir is not None:
-            state.updates, messages = restore(unit_folder(self.run_dir, unit), unit, optimizer, ema)
+            state.updates, messages = restore(self.run_dir / unit.name, unit, optimizer, ema)
             state.saved_at = state.updates
             self.messages += messages
+        if trunk is not None and not state.updates:
+            state.updates = branch(trunk, unit, optimizer, ema)
         if measure_memory and state.updates + 2 <= self.num_updates:
             state.meter = StepMeter(unit, optimizer, ema.average.values() if ema else ())
         return state
 
+    @property
+    def is_trunk(self) -> bool:
+        """Whether its schedule ends in another trainer's units."""
+        return self.budget.last < self.budget.total
+
     def plan(self) -> str:
         """What will be trained, in one line: updates and samples of each unit, and what is done already."""
         names = ", ".join(f"{s.name} {s.updates}/{self.num_updates}" for s in self.states)
-        samples = self.num_updates * self.config.batch_size
+        samples = (self.num_updates - self.budget.first) * self.config.batch_size
         return f"updates done {names}; {samples} samples each, batch {self.config.batch_size}, on {self.device}"
 
     def train(self) -> dict[int, MemoryReport]:
@@ -163,7 +176,7 @@ class Trainer:
                 "update": state.updates,
                 "loss": math.fsum(loss for loss, _ in losses) / count,
                 "grad_norm": math.fsum(norm for _, norm in losses) / count,
-                "lr": learning_rate(state.updates - 1, self.num_updates, self.config),
+                "lr": learning_rate(state.updates - 1, self.budget.total, self.config),
                 "images_per_second": count * self.config.batch_size / seconds,
             }
             log.row(row)
@@ -174,7 +187,7 @@ class Trainer:
         if state.batches is None:
             state.batches = self._loader(state)
         x, y = (t.to(self.device, non_blocking=True) for t in next(state.batches))
-        lr = learning_rate(state.updates, self.num_updates, self.config)
+        lr = learning_rate(state.updates, self.budget.total, self.config)
         measured = state.meter.step(x, y) if state.meter is not None else contextlib.nullcontext()
         with measured:
             state.pending.append(
@@ -211,7 +224,7 @@ class Trainer:
         with torch.random.fork_rng():
             report = meter.report(plain, forward)
         if self.run_dir is not None:
-            folder = unit_folder(self.run_dir, unit)
+            folder = self.run_dir / unit.name
             folder.mkdir(parents=True, exist_ok=True)
             (folder / "memory.json").write_text(json.dumps(report.to_dict(), indent=1))
         return report
@@ -241,7 +254,7 @@ class Trainer:
     def _save(self, state: UnitState) -> None:
         if self.run_dir is None or state.updates == state.saved_at:
             return
-        save(unit_folder(self.run_dir, state.unit), state.unit, state.optimizer, state.ema, state.updates)
+        save(self.run_dir / state.unit.name, state.unit, state.optimizer, state.ema, state.updates)
         state.saved_at = state.updates
 
     @contextlib.contextmanager
