@@ -236,6 +236,16 @@ def test_a_comparison_says_the_paired_differences(run_dir, control_dir, tmp_path
     assert "Depth helps here: end to end beats the shallow network after equally many samples by +10.00 points" in text
     assert "vit-digits: 2 blocks: digits, 360 test images" in text
     assert "12.5 4,321" in text
+    assert "Checkpointing: memory and time alone differ from end to end" in text
+    assert "nan" not in text.lower()
+    cells = re.findall(r"<t[hd][^>]*>(.*?)</t[hd]>", (folder / "report.html").read_text().split("Means over")[1])
+    columns = cells[: cells.index("samples/s") + 1]
+    table = [cells[k : k + len(columns)] for k in range(len(columns), 6 * len(columns), len(columns))]
+    by_name = {(line[0], line[2]): dict(zip(columns, line, strict=True)) for line in table}
+    assert by_name["blocks, B = 2", "3"]["chain gain, points"] == "2.00"
+    assert by_name["shallow, B = 2", "6"]["minus end to end, points"].startswith("−0.33 [")
+    assert by_name["end-to-end", "3"]["minus end to end, points"] == by_name["checkpointing", "3"]["accuracy, %"] == "–"
+    assert by_name["checkpointing", "3"]["sum, MB"] == "10"
     dots, memory, *_ = labels((folder / "report.html").read_text())
     assert "shallow, B = 2; 6 updates mean 92.67 over 3" in dots
     assert "end-to-end, predicted" in memory
@@ -253,7 +263,7 @@ def test_a_comparison_says_the_paired_differences(run_dir, control_dir, tmp_path
 )
 def test_depth_is_only_spoken_of_where_the_data_show_it(tmp_path, whole, words):
     rows = [row("end-to-end", seed, accuracy) for seed, accuracy in enumerate(whole)]
-    folder = compare(tmp_path / "all", [*ROWS[:3], *ROWS[6:], *rows])
+    folder = compare(tmp_path / "all", [*ROWS[:3], *ROWS[6:12], *rows])
     assert main(["report", str(folder)]) == 0
     sentences = [s for s in re.split(r"(?<=[.])\s", text_of((folder / "report.html").read_text())) if "epth" in s]
     assert len(sentences) == 1
@@ -270,6 +280,32 @@ def test_one_seed_has_no_interval_and_a_chain_without_gain_is_named_first(tmp_pa
     assert "+1.00 points (one seed: no interval)" in first_line(page)
     assert "nan" not in text_of(page[page.index("<main") :]).lower()
     assert "One run of blocks" not in page
+
+
+def test_folds_count_as_runs_and_are_paired_with_themselves(tmp_path):
+    rows = [row("blocks", seed, 0.9, fold=fold) for seed in (0, 1) for fold in range(3)]
+    rows += [row("end-to-end", seed, 0.8 + 0.01 * fold, fold=fold) for seed in (0, 1) for fold in range(3)]
+    folder = compare(tmp_path / "all", rows)
+    assert main(["report", str(folder)]) == 0
+    text = text_of((folder / "report.html").read_text())
+    low, high = stats.ttest_rel([90.0] * 6, [80.0, 81.0, 82.0] * 2).confidence_interval()
+    assert f"+9.00 points (95% interval {low:+.2f} to {high:+.2f}, n = 6)" in text
+    assert "90.00% (sd 0.00 points, n = 6 runs (2 seeds, 3 folds))" in text
+
+
+def test_a_comparison_shows_a_run_of_blocks_on_the_split_that_it_compares(run_dir, control_dir, tmp_path):
+    from diffusionblocks.report.page import runs_of
+
+    folder = compare(tmp_path / "all", ROWS, run_dir, control_dir)
+    trunk = shutil.copytree(run_dir, folder / "runs/a-trunk")
+    config = json.loads((trunk / "config.json").read_text())
+    (trunk / "config.json").write_text(json.dumps(config | {"trunk": 0.5}))
+    assert runs_of(folder) == ([folder / "runs" / run_dir.name], "test")
+    stored = json.loads((folder / "compare.json").read_text())
+    (folder / "compare.json").write_text(json.dumps(stored | {"split": "validation"}))
+    assert runs_of(folder)[1] == "validation"
+    assert runs_of(folder, "train")[1] == "train"
+    assert runs_of(run_dir) == ([run_dir], "test")
 
 
 def one_line(capsys):

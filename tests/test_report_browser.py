@@ -13,7 +13,7 @@ pytestmark = pytest.mark.skipif(CHROMIUM is None and "CI" not in os.environ, rea
 
 SECTIONS = ["Noise law and its cut", "Training loss", "Accuracy along the chain", "Oracle gap and scrambled images"]
 SECTIONS += ["Memory of one update", "Samples", "Settings", "How to reproduce"]
-OF_COMPARISON = ["All methods", "Accuracy, seed by seed", "Memory of one update", "How it was made"]
+OF_COMPARISON = ["All methods", "Accuracy, run by run", "Memory of one update", "How it was made"]
 
 AUDIT = """() => {
   document.querySelectorAll("details").forEach(d => d.open = true);

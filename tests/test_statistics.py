@@ -38,6 +38,7 @@ def test_one_seed_has_no_interval_and_none_has_no_difference():
     assert (found.mean, found.n) == (0.25, 1)
     assert math.isnan(found.low)
     assert math.isnan(found.high)
+    assert paired_difference(ROWS[:3], [row("checkpointing", 0, 0.0, metrics={})], "accuracy").n == 0
     nothing = paired_difference(rows([0.75]), [], "accuracy")
     assert nothing.n == 0
     assert math.isnan(nothing.mean)
@@ -71,5 +72,6 @@ def test_rows_of_the_same_settings_are_one_group_in_the_order_they_come():
         ("end-to-end", 3, 3),
         ("shallow", 3, 3),
         ("shallow", 6, 3),
+        ("checkpointing", 3, 1),
     ]
     assert next(iter(groups)) == Key("blocks", "default", 2, "layer-evaluations", 3)

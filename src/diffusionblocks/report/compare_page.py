@@ -1,5 +1,6 @@
 """What the report of a comparison says: who beats whom over seeds, at which budget, with which memory and time."""
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ from diffusionblocks.errors import InputError
 from diffusionblocks.memory import KINDS
 from diffusionblocks.report import figures
 from diffusionblocks.report.statistics import Key, Row, beats, group, mean_sd, paired_difference, values
-from diffusionblocks.report.text import ONE_SEED, brief_difference, byte_unit, difference
+from diffusionblocks.report.text import ONE_SEED, brief_difference, byte_unit, difference, number
 from diffusionblocks.training.run import CONFIG_FILE, load_config
 
 COMPARE_FILE = "compare.json"
@@ -33,13 +34,12 @@ def compare_page(folder: Path) -> dict[str, Any]:
     stored = read_json(folder / COMPARE_FILE)
     try:
         groups = group(stored["rows"])
-        seeds = {row["seed"] for row in stored["rows"]}
         if not groups:
             raise InputError("rows", [], "at least one run", f"see {folder / COMPARE_FILE}")
         cards = _cards(groups)
         return {
             "title": f"{stored['recipe']}: blocks and controls",
-            "facts": f"{len(seeds)} seed{'s' if len(seeds) > 1 else ''}, {len(stored['rows'])} runs",
+            "facts": f"{stored.get('split', 'test')} split; {_runs(stored['rows'])} in each row of the table at most",
             "headline": [*(_lead(card) for card in cards[:1]), _depth(groups)],
             "cards": cards,
             "words": ("budget", AGAINST),
@@ -47,7 +47,7 @@ def compare_page(folder: Path) -> dict[str, Any]:
             "memory": _memory(groups, folder),
             "columns": list(_table_row(next(iter(groups)), groups)),
             "rows": [_table_row(key, groups) for key in groups],
-            "unit": _unit(groups)[0],
+            "unscored": [name_of(key) for key, rows in groups.items() if not values(rows, METRIC)],
             "made": {name: stored[name] for name in ("command", "commit", "hardware", "versions")},
         }
     except (KeyError, TypeError) as error:
@@ -80,13 +80,13 @@ def _cards(groups: Groups) -> list[dict[str, str]]:
         if key.method not in OF_BLOCKS or key.budget != "layer-evaluations":
             continue
         mean, sd = mean_sd(values(rows, METRIC))
-        entry = {"name": name_of(key), "accuracy": _mean_sd(mean, sd, len(rows))}
+        entry = {"name": name_of(key), "accuracy": _mean_sd(mean, sd, rows)}
         for method, words in (("end-to-end", "end to end"), ("shallow", "the shallow network")):
             other = reference(groups, method, key, longest=method == "shallow")
             if other is not None:
                 entry[f"minus {words}"] = _difference(rows, groups[other])
         gain, spread = mean_sd(values(rows, "chain_gain"))
-        entry["gain of the chain over block 0"] = _mean_sd(gain, spread, len(rows), "points", "+")
+        entry["gain of the chain over block 0"] = _mean_sd(gain, spread, rows, "points", "+")
         if not gain > 0:
             entry["warning"] = "The chain gains nothing over block 0 alone."
         found.append(entry)
@@ -125,11 +125,16 @@ def _depth(groups: Groups) -> str:
 
 
 def _points(groups: Groups) -> tuple[dict[str, list[float]], str]:
-    seeds = max(len(rows) for rows in groups.values())
-    labels = {
-        f"{name_of(key)}; {_budget(key)}": [100 * v for v in values(rows, METRIC)] for key, rows in groups.items()
-    }
-    return labels, f"accuracy, % (a point per seed, up to {seeds})"
+    scores = {key: values(rows, METRIC) for key, rows in groups.items()}
+    labels = {f"{name_of(key)}; {_budget(key)}": [100 * v for v in found] for key, found in scores.items() if found}
+    return labels, f"accuracy, % (a point per run, n ≤ {max(map(len, scores.values()))})"
+
+
+def _runs(rows: Sequence[Row]) -> str:
+    """How many runs of the same settings there are, in seeds and folds."""
+    seeds, folds = (len({row.get(name) for row in rows}) for name in ("seed", "fold"))
+    by_seed = f"{seeds} seed{'s' if seeds > 1 else ''}"
+    return by_seed if folds == 1 else f"{seeds * folds} runs ({by_seed}, {folds} folds)"
 
 
 def _budget(key: Key) -> str:
@@ -176,25 +181,23 @@ def _table_row(key: Key, groups: Groups) -> dict[str, str]:
     rows, (unit, size) = groups[key], _unit(groups)
     mean, sd = mean_sd(values(rows, METRIC))
     other = reference(groups, "end-to-end", key)
-    against = (
-        ""
-        if other is None or key.method == "end-to-end"
-        else brief_difference(paired_difference(rows, groups[other], METRIC), 100)
-    )
+    against = ""
+    if other is not None and other != key and not math.isnan(mean):
+        against = brief_difference(paired_difference(rows, groups[other], METRIC), 100)
     sizes = _bytes(rows)
     row = {
         "method": name_of(key),
         "budget": BUDGETS.get(key.budget, key.budget),
         "updates": f"{key.updates:,}",
-        "seeds n": str(len(rows)),
-        "accuracy, %": f"{100 * mean:.2f}",
-        "sd, points": "" if len(rows) < 2 else f"{100 * sd:.2f}",
+        "n, runs": str(len(rows)),
+        "accuracy, %": number(100 * mean, 2),
+        "sd, points": number(100 * sd, 2),
         AGAINST: against,
-        "cross-entropy, nats": f"{mean_sd(values(rows, 'cross_entropy'))[0]:.4f}",
+        "cross-entropy, nats": number(mean_sd(values(rows, "cross_entropy"))[0], 4),
     }
     of_blocks = {"block 0, %": "block0_accuracy", "chain gain, points": "chain_gain", "average, %": "average_accuracy"}
     for column, metric in of_blocks.items():
-        row[column] = f"{100 * mean_sd(values(rows, metric))[0]:.2f}" if key.method in OF_BLOCKS else ""
+        row[column] = number(100 * mean_sd(values(rows, metric))[0], 2)
     row |= {f"{kind}, {unit}": f"{sizes[kind] / size:.3g}" for kind in KINDS}
     row[f"sum, {unit}"] = f"{sum(sizes.values()) / size:.3g}"
     row["step, ms"] = f"{1000 * mean_sd([r['step_seconds'] for r in rows])[0]:.1f}"
@@ -206,7 +209,7 @@ def _difference(rows: Sequence[Row], others: Sequence[Row]) -> str:
     return difference(paired_difference(rows, others, METRIC), 100, "points")
 
 
-def _mean_sd(mean: float, sd: float, n: int, unit: str = "%", sign: str = "") -> str:
-    spread = ONE_SEED if n < 2 else f"sd {100 * sd:.2f} points, n = {n} seeds"
+def _mean_sd(mean: float, sd: float, rows: Sequence[Row], unit: str = "%", sign: str = "") -> str:
+    spread = ONE_SEED if len(rows) < 2 else f"sd {100 * sd:.2f} points, n = {_runs(rows)}"
     value = f"{100 * mean:{sign}.2f}".replace("-", "−")
     return f"{value}{'' if unit == '%' else ' '}{unit} ({spread})"

@@ -17,9 +17,9 @@ from diffusionblocks.partition import noise_intervals, training_interval
 from diffusionblocks.report.drawing import DASHES, INK, MUTED, PAPER, SERIES, drawing
 
 
-def noise_law(name: str, config: BlockwiseConfig) -> Markup:
+def noise_law(name: str, config: BlockwiseConfig, num_sampling_steps: int | None = None) -> Markup:
     """Density of the noise law over log sigma, the blocks' intervals with their overlap, and the plan's steps."""
-    law, plan = law_of(config), plan_of(config)
+    law, plan = law_of(config), plan_of(config, num_sampling_steps)
     grid = np.linspace(math.log(law.cleanest), math.log(law.noisiest), 601)
     mass = law.cdf(torch.from_numpy(grid).exp()).numpy()
     middle, density = (grid[1:] + grid[:-1]) / 2, np.diff(mass) / np.diff(grid)

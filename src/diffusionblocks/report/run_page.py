@@ -7,10 +7,12 @@ from pathlib import Path
 from typing import Any
 
 from markupsafe import Markup
+from torch import nn
 
 from diffusionblocks.config import read_json
 from diffusionblocks.data.images import ImageSet
 from diffusionblocks.memory import KINDS
+from diffusionblocks.model import BlockwiseModel
 from diffusionblocks.provenance import provenance
 from diffusionblocks.recipes import RunConfig, resolve
 from diffusionblocks.report import figures
@@ -37,16 +39,16 @@ def run_page(run_dir: Path, split: str, images: ImageSet, prefix: str = "", devi
     """
     config, result = load_config(run_dir), read_json(run_dir / f"eval-{split}.json")
     model, _ = load_trained(run_dir, config)
-    is_blocks, n = config.method == "blocks", result["images"]
+    is_blocks, n = isinstance(model, BlockwiseModel), result["images"]
     return {
         "prefix": prefix,
         "title": f"{config.recipe}: {method_name(config)}",
         "facts": _facts(config, result, split),
         "headline": _headline(result, n, split),
         "tiles": _tiles(result, n),
-        "law": figures.noise_law(f"{prefix}law", config) if is_blocks else None,
+        "law": _law(model, result, f"{prefix}law"),
         "plan": result.get("plan"),
-        "losses": _losses(run_dir, config, f"{prefix}loss"),
+        "losses": _losses(run_dir, f"{prefix}loss", is_blocks and config.weight != "none"),
         "chain": _chain(result, n, f"{prefix}chain") if is_blocks else None,
         "oracle": _oracle(result, n, f"{prefix}oracle") if is_blocks else None,
         "blocks": [_block_row(row) for row in result.get("blocks", [])],
@@ -67,6 +69,7 @@ def run_page(run_dir: Path, split: str, images: ImageSet, prefix: str = "", devi
 def method_name(config: RunConfig) -> str:
     """The method with its number of blocks, and the preset where it is not ours."""
     name = f"{config.num_blocks} blocks" if config.method == "blocks" else config.method
+    name += " after a trunk" if config.method == "blocks" and config.trunk else ""
     return f"{name}, paper preset" if config.preset == "paper" else name
 
 
@@ -141,13 +144,20 @@ def _unit_files(run_dir: Path, name: str) -> dict[str, Path]:
     return {path.parent.name.replace("-", " "): path for path in paths}
 
 
-def _losses(run_dir: Path, config: RunConfig, name: str) -> Markup | None:
+def _law(model: nn.Module, result: dict[str, Any], name: str) -> Markup | None:
+    return (
+        figures.noise_law(name, model.config, result["num_sampling_steps"])
+        if isinstance(model, BlockwiseModel)
+        else None
+    )
+
+
+def _losses(run_dir: Path, name: str, weighted: bool) -> Markup | None:
     curves = {}
     for unit, path in _unit_files(run_dir, METRICS).items():
         rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
         curves[unit] = [row["update"] for row in rows], [row["loss"] for row in rows]
     curves = {unit: curve for unit, curve in curves.items() if curve[0]}
-    weighted = config.method == "blocks" and config.weight != "none"
     return figures.losses(name, curves, "nats, EDM-weighted" if weighted else "nats") if curves else None
 
 

@@ -46,6 +46,11 @@ def brief_difference(d: Difference, scale: float) -> str:
     return f"{mean} [{signed(scale * d.low)}, {signed(scale * d.high)}], n = {d.n}"
 
 
+def number(value: float, digits: int) -> str:
+    """With so many decimals; nothing for NaN."""
+    return "" if math.isnan(value) else f"{value:,.{digits}f}".replace("-", "−")
+
+
 def byte_unit(largest: float) -> tuple[str, int]:
     """The unit in which a number of bytes is best read: (name, bytes)."""
     for name, size in (("GB", 10**9), ("MB", 10**6), ("kB", 10**3)):
