@@ -58,7 +58,7 @@ def losses(name: str, curves: Mapping[str, tuple[Sequence[int], Sequence[float]]
             marker = "o" if len(updates) < 4 else ""
             d.axes.plot(updates, loss, color=SERIES[k % len(SERIES)], linestyle=dash, marker=marker, label=label)
         d.axes.set(xlabel="updates of each block" if len(curves) > 1 else "updates", ylabel=f"training loss, {unit}")
-        d.axes.set_ylim(bottom=min(0.0, *(min(loss) for _, loss in curves.values())))
+        d.axes.set_ylim(0, 1.05 * max(max(loss) for _, loss in curves.values()))
         if len(curves) > 1:
             d.axes.legend(ncols=2 if len(curves) > 3 else 1)
         ends = "; ".join(f"{label} ends at {loss[-1]:.3g}" for label, (_, loss) in curves.items())

@@ -100,7 +100,7 @@ def _headline(result: dict[str, Any], n: int, split: str) -> list[str]:
     else:
         lead = f"The chain is worse than block 0 alone: {percent(last)} after {percent(first)} {scored}."
     average = result["average"]["accuracy"]
-    better = "better than" if last > average else "no better than"
+    better = "better than" if last > average else "worse than" if last < average else "no better than"
     return [
         lead,
         f"It is {better} the blocks' average at z = 0, which runs no chain ({percent(average)}).",
