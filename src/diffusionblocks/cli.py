@@ -95,7 +95,7 @@ def _parser() -> _Parser:
 
     report = commands.add_parser("report", help="write an HTML page of a run or a comparison", allow_abbrev=False)
     report.add_argument("folder", metavar="RUN|DIR", help="run folder, or folder of dblocks compare")
-    report.add_argument("--split", choices=["test", "validation", "train"], default="test")
+    report.add_argument("--split", choices=["test", "validation", "train"], help="default: test, or what was compared")
     report.add_argument("--data-dir", metavar="DIR", help="where the data are now (default: the run's)")
     report.add_argument("--out", metavar="FILE", help="HTML file to write (default: report.html in the folder)")
     report.add_argument("--device", default="auto")
@@ -235,8 +235,9 @@ def _report(arguments: argparse.Namespace) -> int:
             "report", error.name, "a package that is installed", f"it is in the extra: {install}"
         ) from None
 
-    folder, split, data_dir = Path(arguments.folder), arguments.split, arguments.data_dir
-    for run_dir in runs_of(folder):
+    folder, data_dir = Path(arguments.folder), arguments.data_dir
+    run_dirs, split = runs_of(folder, arguments.split)
+    for run_dir in run_dirs:
         if (run_dir / f"eval-{split}.json").exists():
             continue
         read_images(run_dir, split, data_dir)

@@ -1,5 +1,6 @@
 """What the report of a comparison says: who beats whom over seeds, at which budget, with which memory and time."""
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -11,11 +12,13 @@ from diffusionblocks.errors import InputError
 from diffusionblocks.memory import KINDS
 from diffusionblocks.report import figures
 from diffusionblocks.report.statistics import Key, Row, beats, group, mean_sd, paired_difference, values
-from diffusionblocks.report.text import ONE_SEED, byte_unit, difference
+from diffusionblocks.report.text import ONE_SEED, brief_difference, byte_unit, difference, number
 from diffusionblocks.training.run import CONFIG_FILE, load_config
 
 COMPARE_FILE = "compare.json"
 METRIC = "accuracy"
+AGAINST = "minus end to end, points"
+WHOLE = ("end-to-end", "checkpointing")
 OF_BLOCKS = ("blocks", "blocks+trunk")
 BUDGETS = {"layer-evaluations": "equal layer evaluations", "samples": "equal samples"}
 
@@ -31,19 +34,20 @@ def compare_page(folder: Path) -> dict[str, Any]:
     stored = read_json(folder / COMPARE_FILE)
     try:
         groups = group(stored["rows"])
-        seeds = {row["seed"] for row in stored["rows"]}
         if not groups:
             raise InputError("rows", [], "at least one run", f"see {folder / COMPARE_FILE}")
+        cards = _cards(groups)
         return {
             "title": f"{stored['recipe']}: blocks and controls",
-            "facts": f"{len(seeds)} seed{'s' if len(seeds) > 1 else ''}, {len(stored['rows'])} runs",
-            "headline": _headlines(groups),
-            "depth": _depth(groups),
+            "facts": f"{stored.get('split', 'test')} split; {_runs(stored['rows'])} in each row of the table at most",
+            "headline": [*(_lead(card) for card in cards[:1]), _depth(groups)],
+            "cards": cards,
+            "words": ("budget", AGAINST),
             "dots": figures.dots("dots", *_points(groups)),
             "memory": _memory(groups, folder),
             "columns": list(_table_row(next(iter(groups)), groups)),
             "rows": [_table_row(key, groups) for key in groups],
-            "unit": _unit(groups)[0],
+            "unscored": [name_of(key) for key, rows in groups.items() if not values(rows, METRIC)],
             "made": {name: stored[name] for name in ("command", "commit", "hardware", "versions")},
         }
     except (KeyError, TypeError) as error:
@@ -52,8 +56,7 @@ def compare_page(folder: Path) -> dict[str, Any]:
 
 def name_of(key: Key) -> str:
     """A group in words, without its budget."""
-    parts = key.num_blocks if key.method not in ("end-to-end", "checkpointing") else None
-    name = key.method + (f", B = {parts}" if parts else "")
+    name = key.method if key.method in WHOLE else f"{key.method}, B = {key.num_blocks}"
     return name + (", paper preset" if key.preset == "paper" else "")
 
 
@@ -70,24 +73,31 @@ def reference(groups: Groups, method: str, key: Key, longest: bool = False) -> K
     return (max if longest else min)(found, key=lambda other: other.updates)
 
 
-def _headlines(groups: Groups) -> list[dict[str, str]]:
+def _cards(groups: Groups) -> list[dict[str, str]]:
     """Blocks against end to end and shallow at equal layer evaluations, one entry per group of blocks."""
     found = []
     for key, rows in groups.items():
         if key.method not in OF_BLOCKS or key.budget != "layer-evaluations":
             continue
         mean, sd = mean_sd(values(rows, METRIC))
-        entry = {"name": name_of(key), "accuracy": _mean_sd(mean, sd, len(rows))}
-        for method, words in (("end-to-end", "end to end"), ("shallow", "shallow, same layer evaluations")):
+        entry = {"name": name_of(key), "accuracy": _mean_sd(mean, sd, rows)}
+        for method, words in (("end-to-end", "end to end"), ("shallow", "the shallow network")):
             other = reference(groups, method, key, longest=method == "shallow")
             if other is not None:
                 entry[f"minus {words}"] = _difference(rows, groups[other])
         gain, spread = mean_sd(values(rows, "chain_gain"))
-        entry["gain of the chain over block 0"] = _mean_sd(gain, spread, len(rows), "points", "+")
+        entry["gain of the chain over block 0"] = _mean_sd(gain, spread, rows, "points", "+")
         if not gain > 0:
             entry["warning"] = "The chain gains nothing over block 0 alone."
         found.append(entry)
     return found
+
+
+def _lead(card: dict[str, str]) -> str:
+    """The first group of blocks in one sentence; a chain without gain comes first."""
+    against = [f"from {name.removeprefix('minus ')} by {value}" for name, value in card.items() if "minus" in name]
+    lead = f"At equal layer evaluations {card['name']}, differ {' and '.join(against)}." if against else ""
+    return f"{card.get('warning', '')} {lead}".strip()
 
 
 def _depth(groups: Groups) -> str:
@@ -114,12 +124,17 @@ def _depth(groups: Groups) -> str:
     return "There is no end-to-end and shallow pair with equally many samples, so nothing is said about depth."
 
 
-def _points(groups: Groups) -> tuple[dict[str, Sequence[float]], str]:
-    seeds = max(len(rows) for rows in groups.values())
-    labels = {
-        f"{name_of(key)}; {_budget(key)}": [100 * v for v in values(rows, METRIC)] for key, rows in groups.items()
-    }
-    return labels, f"accuracy, % (a point per seed, up to {seeds})"
+def _points(groups: Groups) -> tuple[dict[str, list[float]], str]:
+    scores = {key: values(rows, METRIC) for key, rows in groups.items()}
+    labels = {f"{name_of(key)}; {_budget(key)}": [100 * v for v in found] for key, found in scores.items() if found}
+    return labels, f"accuracy, % (a point per run, n ≤ {max(map(len, scores.values()))})"
+
+
+def _runs(rows: Sequence[Row]) -> str:
+    """How many runs of the same settings there are, in seeds and folds."""
+    seeds, folds = (len({row.get(name) for row in rows}) for name in ("seed", "fold"))
+    by_seed = f"{seeds} seed{'s' if seeds > 1 else ''}"
+    return by_seed if folds == 1 else f"{seeds * folds} runs ({by_seed}, {folds} folds)"
 
 
 def _budget(key: Key) -> str:
@@ -141,21 +156,23 @@ def _memory(groups: Groups, folder: Path) -> Markup:
     for key, rows in groups.items():
         if name_of(key) not in stacks:  # a budget changes how long, not how much
             stacks[name_of(key)] = _bytes(rows)
-            if (key.method, key.preset, key.num_blocks) in predicted:
-                stacks[f"{name_of(key)}, predicted"] = predicted[key.method, key.preset, key.num_blocks]
+            if name_of(key) in predicted:
+                stacks[f"{name_of(key)}, predicted"] = predicted[name_of(key)]
     return figures.memory_stacks("memory", stacks, _unit(groups))
 
 
-def _predicted(folder: Path) -> dict[tuple[str, str, int], dict[str, float]]:
+def _predicted(folder: Path) -> dict[str, dict[str, float]]:
+    """Predicted bytes by kind of every method that has a run folder, by its name."""
     from diffusionblocks.planner import predict
 
     found = {}
     for path in sorted((folder / "runs").glob(f"*/{CONFIG_FILE}")):
         config, settings = load_config(path.parent), read_json(path)
         method = "blocks+trunk" if settings.get("trunk") else config.method
-        if (method, config.preset, config.num_blocks) not in found:
+        name = name_of(Key(method, config.preset, config.num_blocks, "", 0))
+        if name not in found:
             total = predict(config).total
-            found[method, config.preset, config.num_blocks] = {kind: total[kind] for kind in KINDS}
+            found[name] = {kind: total[kind] for kind in KINDS}
     return found
 
 
@@ -164,21 +181,23 @@ def _table_row(key: Key, groups: Groups) -> dict[str, str]:
     rows, (unit, size) = groups[key], _unit(groups)
     mean, sd = mean_sd(values(rows, METRIC))
     other = reference(groups, "end-to-end", key)
-    against = "" if other is None or key.method == "end-to-end" else _difference(rows, groups[other])
+    against = ""
+    if other is not None and other != key and not math.isnan(mean):
+        against = brief_difference(paired_difference(rows, groups[other], METRIC), 100)
     sizes = _bytes(rows)
     row = {
         "method": name_of(key),
         "budget": BUDGETS.get(key.budget, key.budget),
         "updates": f"{key.updates:,}",
-        "seeds n": str(len(rows)),
-        "accuracy, %": f"{100 * mean:.2f}",
-        "sd, points": "" if len(rows) < 2 else f"{100 * sd:.2f}",
-        "minus end to end": against,
-        "cross-entropy, nats": f"{mean_sd(values(rows, 'cross_entropy'))[0]:.4f}",
+        "n, runs": str(len(rows)),
+        "accuracy, %": number(100 * mean, 2),
+        "sd, points": number(100 * sd, 2),
+        AGAINST: against,
+        "cross-entropy, nats": number(mean_sd(values(rows, "cross_entropy"))[0], 4),
     }
     of_blocks = {"block 0, %": "block0_accuracy", "chain gain, points": "chain_gain", "average, %": "average_accuracy"}
     for column, metric in of_blocks.items():
-        row[column] = f"{100 * mean_sd(values(rows, metric))[0]:.2f}" if key.method in OF_BLOCKS else ""
+        row[column] = number(100 * mean_sd(values(rows, metric))[0], 2)
     row |= {f"{kind}, {unit}": f"{sizes[kind] / size:.3g}" for kind in KINDS}
     row[f"sum, {unit}"] = f"{sum(sizes.values()) / size:.3g}"
     row["step, ms"] = f"{1000 * mean_sd([r['step_seconds'] for r in rows])[0]:.1f}"
@@ -190,7 +209,7 @@ def _difference(rows: Sequence[Row], others: Sequence[Row]) -> str:
     return difference(paired_difference(rows, others, METRIC), 100, "points")
 
 
-def _mean_sd(mean: float, sd: float, n: int, unit: str = "%", sign: str = "") -> str:
-    spread = ONE_SEED if n < 2 else f"sd {100 * sd:.2f} points, n = {n} seeds"
+def _mean_sd(mean: float, sd: float, rows: Sequence[Row], unit: str = "%", sign: str = "") -> str:
+    spread = ONE_SEED if len(rows) < 2 else f"sd {100 * sd:.2f} points, n = {_runs(rows)}"
     value = f"{100 * mean:{sign}.2f}".replace("-", "−")
     return f"{value}{'' if unit == '%' else ' '}{unit} ({spread})"

@@ -6,6 +6,7 @@ Text stays text (12 px at full size), so that it takes the page's font and can b
 import io
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import matplotlib as mpl
 from markupsafe import Markup, escape
@@ -20,8 +21,9 @@ _VARIABLES = {INK: "--ink", MUTED: "--muted", GRID: "--line", PAPER: "--paper"} 
     colour: f"--series-{k}" for k, colour in enumerate(SERIES)
 }
 DASHES = ("-", (0, (6, 2)), (0, (2, 2)))
-_STYLE = {
+_STYLE: dict[Any, Any] = {
     "svg.fonttype": "none",
+    "font.sans-serif": ["DejaVu Sans"],  # to measure with; the page shows its own
     "font.size": 12,
     "axes.labelsize": 12,
     "xtick.labelsize": 12,

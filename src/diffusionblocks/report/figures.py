@@ -12,37 +12,28 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
 from diffusionblocks.block import edges_of, law_of, plan_of
 from diffusionblocks.config import BlockwiseConfig
+from diffusionblocks.memory import KINDS
 from diffusionblocks.partition import noise_intervals, training_interval
 from diffusionblocks.report.drawing import DASHES, INK, MUTED, PAPER, SERIES, drawing
 
 
-def noise_law(name: str, config: BlockwiseConfig) -> Markup:
+def noise_law(name: str, config: BlockwiseConfig, num_sampling_steps: int | None = None) -> Markup:
     """Density of the noise law over log sigma, the blocks' intervals with their overlap, and the plan's steps."""
-    law, plan = law_of(config), plan_of(config)
+    law, plan = law_of(config), plan_of(config, num_sampling_steps)
     grid = np.linspace(math.log(law.cleanest), math.log(law.noisiest), 601)
     mass = law.cdf(torch.from_numpy(grid).exp()).numpy()
     middle, density = (grid[1:] + grid[:-1]) / 2, np.diff(mass) / np.diff(grid)
     height, rows = float(density.max()), config.num_blocks
-    row_height = 0.36 * height / max(rows, 3)
-    with drawing(name, 250 + 12 * max(0, rows - 4)) as d:
+    row_height = 0.11 * height  # so that each row of the intervals has about 16 px, whatever their number
+    with drawing(name, 200 + 16 * rows) as d:
         axes = d.axes
         for k, core in enumerate(noise_intervals(edges_of(config))):
             colour = SERIES[k % len(SERIES)]
-            inside = (middle >= math.log(core.lo)) & (middle <= math.log(core.hi))
-            axes.fill_between(middle[inside], density[inside], color=colour, alpha=0.35, linewidth=0)
+            inside = np.linspace(math.log(core.lo), math.log(core.hi), 200)
+            axes.fill_between(inside, np.interp(inside, middle, density), color=colour, alpha=0.35, linewidth=0)
             wide, y = training_interval(law, core, config.gamma), -(k + 1) * row_height
             axes.plot([math.log(wide.lo), math.log(wide.hi)], [y, y], color=colour, linewidth=2, solid_capstyle="butt")
             axes.plot([math.log(core.lo), math.log(core.hi)], [y, y], color=colour, linewidth=7, solid_capstyle="butt")
-            left = math.log(wide.lo) > (grid[0] + grid[-1]) / 2 or k == 0
-            at = math.log(wide.lo if left else wide.hi)
-            axes.annotate(
-                f"block {k}",
-                (at, y),
-                (-5 if left else 5, 0),
-                textcoords="offset points",
-                va="center",
-                ha="right" if left else "left",
-            )
         axes.plot(middle, density, color=INK, linewidth=1.5)
         steps = [math.log(step.sigma) for step in plan.steps]
         axes.plot(steps, [0] * len(steps), "v", color=INK, markersize=8, markeredgecolor=PAPER, clip_on=False, zorder=5)
@@ -50,9 +41,11 @@ def noise_law(name: str, config: BlockwiseConfig) -> Markup:
         ticks = [s for s in (0.001, 0.01, 0.1, 1.0, 10.0, 100.0) if law.cleanest <= s <= law.noisiest]
         axes.xaxis.set_major_locator(FixedLocator([math.log(s) for s in ticks]))
         axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{math.exp(x):g}"))
-        axes.yaxis.set_major_locator(FixedLocator([t for t in axes.get_yticks() if 0 <= t <= 1.1 * height]))
+        above = [tick for tick in axes.get_yticks() if 0 <= tick <= 1.1 * height]
+        below = {-(k + 1) * row_height: f"block {k}" for k in range(rows)}
+        axes.set_yticks([*above, *below], [*(f"{tick:g}" for tick in above), *below.values()])
         axes.set_ylim(-(rows + 0.8) * row_height, 1.08 * height)
-        axes.set(xlabel="noise level σ, norm of a target = 1 (log scale)", ylabel="density of ln σ")
+        axes.set(xlabel="noise level σ / target norm, log scale", ylabel="density of ln σ")
         edges = ", ".join(f"{edge:.3g}" for edge in edges_of(config))
         return d.svg(f"Density of the noise law over log sigma, cut into {rows} blocks at sigma {edges}")
 
@@ -61,11 +54,11 @@ def losses(name: str, curves: Mapping[str, tuple[Sequence[int], Sequence[float]]
     """Training loss over updates, a line per block."""
     with drawing(name, 250) as d:
         for k, (label, (updates, loss)) in enumerate(curves.items()):
-            dash = DASHES[(k // len(SERIES) + k) % len(DASHES)]
+            dash = DASHES[k % len(DASHES)]
             marker = "o" if len(updates) < 4 else ""
             d.axes.plot(updates, loss, color=SERIES[k % len(SERIES)], linestyle=dash, marker=marker, label=label)
         d.axes.set(xlabel="updates of each block" if len(curves) > 1 else "updates", ylabel=f"training loss, {unit}")
-        d.axes.set_ylim(bottom=min(0.0, *(min(loss) for _, loss in curves.values())))
+        d.axes.set_ylim(0, 1.05 * max(max(loss) for _, loss in curves.values()))
         if len(curves) > 1:
             d.axes.legend(ncols=2 if len(curves) > 3 else 1)
         ends = "; ".join(f"{label} ends at {loss[-1]:.3g}" for label, (_, loss) in curves.items())
@@ -91,7 +84,7 @@ def chain(name: str, after: Sequence[float], alone: Sequence[float], average: fl
         _blocks(axes.xaxis, len(after))
         axes.set_xlim(-0.5, len(after) - 0.5)
         axes.margins(y=0.15)
-        axes.set(xlabel="block", ylabel=f"accuracy, % of {n} images")
+        axes.set(xlabel="block", ylabel=f"accuracy, % (n = {n:,})")
         d.figure.legend(loc="outside upper left", ncols=2)
         values = "; ".join(
             f"after block {k} {a:.1f}, alone {b:.1f}" for k, (a, b) in enumerate(zip(after, alone, strict=True))
@@ -106,15 +99,17 @@ def oracle(name: str, after: Sequence[float], oracle: Sequence[float], scrambled
         for k, row in enumerate(zip(scrambled, after, oracle, strict=True)):
             axes.plot([min(row), max(row)], [k, k], color=MUTED, linewidth=1.5, zorder=1)
         rows = range(len(after))
-        axes.plot(oracle, rows, "D", color=SERIES[3], markersize=8, label="oracle")
+        axes.plot(
+            oracle, rows, "D", color=SERIES[3], markerfacecolor=PAPER, markeredgewidth=2, markersize=11, label="oracle"
+        )
         axes.plot(
             scrambled, rows, "X", color=SERIES[1], markersize=9, markeredgewidth=0, label="oracle, scrambled image"
         )
-        axes.plot(after, rows, "o", color=SERIES[0], markersize=7, label="in the chain")
+        axes.plot(after, rows, "o", color=SERIES[0], markersize=5, label="in the chain")
         _blocks(axes.yaxis, len(after))
         axes.set_ylim(len(after) - 0.5, -0.5)
         axes.set_xlim(-4, 104)
-        axes.set(xlabel=f"accuracy, % of {n} images", ylabel="block")
+        axes.set(xlabel=f"accuracy, % (n = {n:,})", ylabel="block")
         d.figure.legend(loc="outside upper left", ncols=2)
         values = "; ".join(
             f"block {k}: oracle {b:.1f}, chain {a:.1f}, scrambled {c:.1f}"
@@ -125,17 +120,15 @@ def oracle(name: str, after: Sequence[float], oracle: Sequence[float], scrambled
 
 def memory_pair(name: str, measured: Mapping[str, int], predicted: Mapping[str, int], unit: tuple[str, int]) -> Markup:
     """Memory by kind, measured and predicted side by side; `unit` is (name, bytes)."""
-    kinds, (unit_name, size) = list(measured), unit
+    kinds, (unit_name, size) = list(KINDS), unit
     with drawing(name, 270) as d:
         axes, rows = d.axes, np.arange(len(kinds))
-        styles = {
-            "measured": (measured, {"color": SERIES[0]}),
-            "predicted": (predicted, {"facecolor": "none", "edgecolor": SERIES[1], "hatch": "////"}),
-        }
-        for k, (label, (sizes, style)) in enumerate(styles.items()):
+        for lift, label, sizes in ((-0.2, "measured", measured), (0.2, "predicted", predicted)):
             amounts = [sizes[kind] / size for kind in kinds]
-            bars = axes.barh(rows + 0.4 * k - 0.2, amounts, height=0.36, label=label, **style)
+            bars = axes.barh(rows + lift, amounts, height=0.36, color=SERIES[0], label=label)
             axes.bar_label(bars, [f"{amount:.3g}" for amount in amounts], padding=4)
+            for bar in bars if label == "predicted" else ():
+                bar.set(facecolor="none", edgecolor=SERIES[1], hatch="////")
         axes.set_yticks(rows, kinds)
         axes.invert_yaxis()
         axes.grid(visible=False, axis="y")
@@ -149,12 +142,13 @@ def memory_pair(name: str, measured: Mapping[str, int], predicted: Mapping[str, 
 def memory_stacks(name: str, stacks: Mapping[str, Mapping[str, float]], unit: tuple[str, int]) -> Markup:
     """Memory by kind, one stacked bar per label; `unit` is (name, bytes)."""
     unit_name, size = unit
-    kinds = list(next(iter(stacks.values())))
     with drawing(name, 120 + 38 * len(stacks)) as d:
         axes, rows, left = d.axes, np.arange(len(stacks)), np.zeros(len(stacks))
-        for k, kind in enumerate(kinds):
+        for k, kind in enumerate(KINDS):
             amounts = np.array([sizes[kind] / size for sizes in stacks.values()])
-            axes.barh(rows, amounts, left=left, height=0.4, color=SERIES[k], edgecolor=PAPER, label=kind)
+            bars = axes.barh(rows, amounts, left=left, height=0.4, color=SERIES[k], edgecolor=PAPER, label=kind)
+            for bar, label in zip(bars, stacks, strict=True):
+                bar.set_alpha(0.55 if label.endswith("predicted") else 1)
             left += amounts
         for row, total in enumerate(left):
             axes.annotate(f"{total:.3g}", (total, row), (4, 0), textcoords="offset points", va="center")

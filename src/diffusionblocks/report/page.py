@@ -14,20 +14,25 @@ from diffusionblocks.report.run_page import run_page
 from diffusionblocks.training.run import CONFIG_FILE, load_config, load_split
 
 
-def runs_of(folder: Path) -> list[Path]:
-    """The run folders that the report of a folder shows: itself, or the first run of blocks of a comparison.
+def runs_of(folder: Path, split: str | None = None) -> tuple[list[Path], str]:
+    """The run folders that the report of a folder shows, and the split that it is about.
+
+    A run shows itself, by default on the test split; a comparison shows its first run of blocks (one without a trunk if
+    it can), by default on the split that it compares.
 
     Raises:
         InputError: neither a run nor a comparison.
     """
     if (folder / CONFIG_FILE).is_file():
-        return [folder]
+        return [folder], split or "test"
     if not (folder / COMPARE_FILE).is_file():
         raise InputError(
             "folder", str(folder), f"a run with {CONFIG_FILE} or a comparison with {COMPARE_FILE}", "make one first"
         )
-    configs = sorted((folder / "runs").glob(f"*/{CONFIG_FILE}"))
-    return [path.parent for path in configs if read_json(path)["method"] == "blocks"][:1]
+    paths = sorted((folder / "runs").glob(f"*/{CONFIG_FILE}"))
+    of_blocks = [path.parent for path in paths if load_config(path.parent).method == "blocks"]
+    of_blocks.sort(key=lambda run_dir: load_config(run_dir).trunk > 0)
+    return of_blocks[:1], split or read_json(folder / COMPARE_FILE).get("split", "test")
 
 
 def read_images(run_dir: Path, split: str, data_dir: str | None) -> ImageSet:
@@ -45,7 +50,7 @@ def read_images(run_dir: Path, split: str, data_dir: str | None) -> ImageSet:
 
 
 def write_report(
-    folder: Path, split: str = "test", data_dir: str | None = None, out: Path | None = None, device: str = "cpu"
+    folder: Path, split: str | None = None, data_dir: str | None = None, out: Path | None = None, device: str = "cpu"
 ) -> Path:
     """Write the report of a run or a comparison, whose runs have been evaluated on the split; returns the file.
 
@@ -55,7 +60,7 @@ def write_report(
     out = folder / "report.html" if out is None else out
     if not out.parent.is_dir():
         raise InputError("out", str(out), "a file in a folder that exists", "make the folder first")
-    run_dirs, is_run = runs_of(folder), (folder / CONFIG_FILE).is_file()
+    (run_dirs, split), is_run = runs_of(folder, split), (folder / CONFIG_FILE).is_file()
     prefix = "" if is_run else "run-"
     pages = [run_page(path, split, read_images(path, split, data_dir), prefix, device) for path in run_dirs]
     context: dict[str, Any] = {"run": pages[0] if pages else None, "compare": None if is_run else compare_page(folder)}

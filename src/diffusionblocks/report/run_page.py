@@ -7,15 +7,17 @@ from pathlib import Path
 from typing import Any
 
 from markupsafe import Markup
+from torch import nn
 
 from diffusionblocks.config import read_json
 from diffusionblocks.data.images import ImageSet
 from diffusionblocks.memory import KINDS
+from diffusionblocks.model import BlockwiseModel
 from diffusionblocks.provenance import provenance
 from diffusionblocks.recipes import RunConfig, resolve
 from diffusionblocks.report import figures
 from diffusionblocks.report.samples import FEW, choose_samples
-from diffusionblocks.report.text import byte_unit, memory_total, percent, points, wilson
+from diffusionblocks.report.text import byte_unit, memory_total, percent, points, signed, wilson
 from diffusionblocks.training.progress import METRICS
 from diffusionblocks.training.run import PROVENANCE_FILE, load_config, load_trained
 
@@ -37,16 +39,16 @@ def run_page(run_dir: Path, split: str, images: ImageSet, prefix: str = "", devi
     """
     config, result = load_config(run_dir), read_json(run_dir / f"eval-{split}.json")
     model, _ = load_trained(run_dir, config)
-    is_blocks, n = config.method == "blocks", result["images"]
+    is_blocks, n = isinstance(model, BlockwiseModel), result["images"]
     return {
         "prefix": prefix,
         "title": f"{config.recipe}: {method_name(config)}",
         "facts": _facts(config, result, split),
-        "headline": _headline(result, n, split) if is_blocks else [],
+        "headline": _headline(result, n, split),
         "tiles": _tiles(result, n),
-        "law": figures.noise_law(f"{prefix}law", config) if is_blocks else None,
+        "law": _law(model, result, f"{prefix}law"),
         "plan": result.get("plan"),
-        "losses": _losses(run_dir, config, f"{prefix}loss"),
+        "losses": _losses(run_dir, f"{prefix}loss", is_blocks and config.weight != "none"),
         "chain": _chain(result, n, f"{prefix}chain") if is_blocks else None,
         "oracle": _oracle(result, n, f"{prefix}oracle") if is_blocks else None,
         "blocks": [_block_row(row) for row in result.get("blocks", [])],
@@ -67,6 +69,7 @@ def run_page(run_dir: Path, split: str, images: ImageSet, prefix: str = "", devi
 def method_name(config: RunConfig) -> str:
     """The method with its number of blocks, and the preset where it is not ours."""
     name = f"{config.num_blocks} blocks" if config.method == "blocks" else config.method
+    name += " after a trunk" if config.method == "blocks" and config.trunk else ""
     return f"{name}, paper preset" if config.preset == "paper" else name
 
 
@@ -81,19 +84,23 @@ def _facts(config: RunConfig, result: dict[str, Any], split: str) -> str:
 
 
 def _headline(result: dict[str, Any], n: int, split: str) -> list[str]:
-    """The gain of the chain in words; when there is none, that comes first."""
+    """The gain of the chain in words, whether there is one or not; the accuracy of a control."""
+    if "blocks" not in result:
+        interval = wilson(result["accuracy"], n)
+        return [f"{percent(result['accuracy'])} of {n:,} {split} images are right (95% interval {interval}), one seed."]
     first, last = (result["blocks"][k]["chain_after"]["accuracy"] for k in (0, -1))
     gain, images = result["chain_gain"], round(result["chain_gain"] * n)
     scored = f"of {n:,} {split} images, one seed"
     if gain > 0:
-        lead = f"The chain gains {points(gain)} over block 0 alone ({percent(first)} to {percent(last)} {scored})"
+        lead = f"The chain gains {points(gain).lstrip('+')} over block 0 alone "
+        lead += f"({percent(first)} to {percent(last)} {scored})"
         lead += f": {images:,} image{'s' if images > 1 else ''} more."
     elif gain == 0:
         lead = f"The chain gains nothing over block 0 alone: both have {percent(last)} {scored}."
     else:
         lead = f"The chain is worse than block 0 alone: {percent(last)} after {percent(first)} {scored}."
     average = result["average"]["accuracy"]
-    better = "better than" if last > average else "no better than"
+    better = "better than" if last > average else "worse than" if last < average else "no better than"
     return [
         lead,
         f"It is {better} the blocks' average at z = 0, which runs no chain ({percent(average)}).",
@@ -102,7 +109,7 @@ def _headline(result: dict[str, Any], n: int, split: str) -> list[str]:
 
 def _tiles(result: dict[str, Any], n: int) -> list[dict[str, str]]:
     """The few numbers to remember; the accuracy of the chosen decoding comes first."""
-    note = f"95% interval {wilson(result['accuracy'], n)} for n = {n:,} images (Wilson)"
+    note = f"95% interval {wilson(result['accuracy'], n)} (Wilson), n = {n:,} images"
     tiles = [{"label": "accuracy", "value": percent(result["accuracy"]), "note": note}]
     if "blocks" in result:
         decoding = "the chain" if result["decoding"] == "chain" else "average of the blocks"
@@ -110,8 +117,16 @@ def _tiles(result: dict[str, Any], n: int) -> list[dict[str, str]]:
         first = result["blocks"][0]["chain_after"]
         tiles += [
             {"label": "block 0 alone", "value": percent(first["accuracy"]), "note": f"n = {n:,} images"},
-            {"label": "gain of the chain", "value": points(result["chain_gain"]), "note": f"over block 0, n = {n:,}"},
-            {"label": "z-free average", "value": percent(result["average"]["accuracy"]), "note": "all blocks at z = 0"},
+            {
+                "label": "gain of the chain",
+                "value": points(result["chain_gain"]),
+                "note": f"over block 0, n = {n:,} images",
+            },
+            {
+                "label": "z-free average",
+                "value": percent(result["average"]["accuracy"]),
+                "note": f"all blocks at z = 0, n = {n:,} images",
+            },
         ]
     cross_entropy = f"{result['cross_entropy']:.4f} nats"
     return [*tiles, {"label": "cross-entropy", "value": cross_entropy, "note": f"mean over n = {n:,} images"}]
@@ -129,13 +144,20 @@ def _unit_files(run_dir: Path, name: str) -> dict[str, Path]:
     return {path.parent.name.replace("-", " "): path for path in paths}
 
 
-def _losses(run_dir: Path, config: RunConfig, name: str) -> Markup | None:
+def _law(model: nn.Module, result: dict[str, Any], name: str) -> Markup | None:
+    return (
+        figures.noise_law(name, model.config, result["num_sampling_steps"])
+        if isinstance(model, BlockwiseModel)
+        else None
+    )
+
+
+def _losses(run_dir: Path, name: str, weighted: bool) -> Markup | None:
     curves = {}
     for unit, path in _unit_files(run_dir, METRICS).items():
         rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
         curves[unit] = [row["update"] for row in rows], [row["loss"] for row in rows]
     curves = {unit: curve for unit, curve in curves.items() if curve[0]}
-    weighted = config.method == "blocks" and config.weight != "none"
     return figures.losses(name, curves, "nats, EDM-weighted" if weighted else "nats") if curves else None
 
 
@@ -159,9 +181,9 @@ def _block_row(row: dict[str, Any]) -> dict[str, str]:
         "in the chain": percent(row["chain_after"]["accuracy"]),
         "alone, z = 0": percent(row["alone"]["accuracy"]),
         "oracle": percent(row["oracle"]["accuracy"]),
-        "oracle gap": points(row["oracle_gap"]),
+        "oracle gap, points": signed(100 * row["oracle_gap"]),
         "scrambled image": percent(row["scrambled"]["accuracy"]),
-        "drop": points(row["image_drop"]),
+        "drop, points": signed(100 * row["image_drop"]),
     }
 
 
@@ -173,13 +195,12 @@ def _memory(run_dir: Path, config: RunConfig, name: str) -> dict[str, Any] | Non
     if not measured:
         return None
     unit = max(measured, key=lambda key: memory_total(measured[key]))
-    predicted = predict(config).total
-    kinds = [{kind: sizes[kind] for kind in KINDS} for sizes in (measured[unit], predicted)]
-    names = byte_unit(max(max(sizes.values()) for sizes in kinds))
+    found, predicted = measured[unit], predict(config).total
+    names = byte_unit(max(found[kind] for kind in KINDS))
     return {
         "unit": unit,
-        "figure": figures.memory_pair(name, *kinds, names),
-        "peaks": [sizes["peak_total"] / names[1] for sizes in (measured[unit], predicted)],
+        "figure": figures.memory_pair(name, found, predicted, names),
+        "peaks": [sizes["peak_total"] / names[1] for sizes in (found, predicted)],
         "bytes": names[0],
         "batch": config.batch_size,
     }

@@ -17,7 +17,7 @@ def percent(share: float) -> str:
 
 def points(difference: float) -> str:
     """0.0278 -> +2.78 points (of a percentage)."""
-    return f"{_signed(100 * difference)} points"
+    return f"{signed(100 * difference)} points"
 
 
 def wilson(share: float, n: int) -> str:
@@ -30,10 +30,25 @@ def difference(d: Difference, scale: float, unit: str) -> str:
     """A paired difference with its interval and n, or why there is none."""
     if d.n == 0:
         return "no seed in common"
-    mean = f"{_signed(scale * d.mean)} {unit}"
+    mean = f"{signed(scale * d.mean)} {unit}"
     if math.isnan(d.low):
         return f"{mean} ({ONE_SEED})"
-    return f"{mean} (95% interval {_signed(scale * d.low)} to {_signed(scale * d.high)}, n = {d.n})"
+    return f"{mean} (95% interval {signed(scale * d.low)} to {signed(scale * d.high)}, n = {d.n})"
+
+
+def brief_difference(d: Difference, scale: float) -> str:
+    """The same for a cell of a table, whose column has the unit."""
+    if d.n == 0:
+        return "no seed in common"
+    mean = signed(scale * d.mean)
+    if math.isnan(d.low):
+        return f"{mean} ({ONE_SEED})"
+    return f"{mean} [{signed(scale * d.low)}, {signed(scale * d.high)}], n = {d.n}"
+
+
+def number(value: float, digits: int) -> str:
+    """With so many decimals; nothing for NaN."""
+    return "" if math.isnan(value) else f"{value:,.{digits}f}".replace("-", "−")
 
 
 def byte_unit(largest: float) -> tuple[str, int]:
@@ -49,7 +64,7 @@ def memory_total(sizes: Mapping[str, float]) -> float:
     return sum(size for kind, size in sizes.items() if kind != "peak_total")
 
 
-def _signed(value: float) -> str:
-    """With a sign, a true minus, and no negative zero."""
+def signed(value: float) -> str:
+    """Two decimals with a sign, a true minus, and no negative zero."""
     text = f"{value:+.2f}"
     return "0.00" if float(text) == 0 else text.replace("-", "−")
