@@ -26,7 +26,6 @@ from diffusionblocks.conditioning import LeanFeatures
 from diffusionblocks.partition import noise_intervals, split_layers, training_interval
 from diffusionblocks.sampling import SamplingPlan, initial_state, trajectory
 from diffusionblocks.targets import component_std, simplex_table
-from diffusionblocks.training.config import TrainingConfig
 from diffusionblocks.training.schedule import learning_rate
 
 ROOT = Path(__file__).parents[2]
@@ -309,7 +308,7 @@ PICTURES = {
     "training": Picture(
         training_run,
         "Left: the schedule, by a block's own updates. Right: three one-layer blocks of width 32 trained on "
-        "scikit-learn's digits while this page was built. The cleaner the block's range, the more z tells it.",
+        "scikit-learn's digits while this page was built.",
     ),
     "trajectory": Picture(
         sampler_trajectory,
@@ -324,6 +323,7 @@ PICTURES = {
     ),
     "memory": Picture(
         memory_bars,
-        "Bytes of a block's update times B over those of the whole network's; measured on the digits recipe. At 1 a block takes exactly 1/B.",
+        "Bytes of a block's update times B over those of the whole network's, measured on the digits recipe. At 1 a "
+        "block takes exactly 1/B.",
     ),
 }

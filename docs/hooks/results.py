@@ -162,8 +162,8 @@ def memory_ratios(path: Path = RESULTS / "vit-digits/layer_memory.json") -> str:
     ratios = _read(path)["ratio_times_B"]
     layers, total = ratios["layers"].values(), ratios["total"]
     return (
-        f"For the digits recipe the layers of a block take {min(layers):.2f}/B to {max(layers):.2f}/B of what the layers "
-        f"of the whole network take, by kind. Everything together, at its peak, takes {total['peak_total']:.2f}/B."
+        f"For the digits recipe the layers of a block take {min(layers):.2f}/B to {max(layers):.2f}/B of what the "
+        f"layers of the whole network take, by kind. Everything together, at its peak, takes {total['peak_total']:.2f}/B."
     )
 
 
@@ -177,8 +177,8 @@ def step_time(path: Path = RESULTS / "vit-digits/step_time.json") -> str:
         blocks = math.fsum(seconds for name, seconds in case["seconds"].items() if name.startswith("block"))
         ratio = case["ratio"]
         rows.append(
-            f"| {case['case']} | {case['num_blocks']} | {case['batch_size']} | {case['threads']} | {1000 * blocks:.1f} | "
-            f"{1000 * case['seconds']['end to end']:.1f} | {ratio['median']:.3f} | "
+            f"| {case['case']} | {case['num_blocks']} | {case['batch_size']} | {case['threads']} | "
+            f"{1000 * blocks:.1f} | {1000 * case['seconds']['end to end']:.1f} | {ratio['median']:.3f} | "
             f"{ratio['min']:.2f} to {ratio['max']:.2f} |"
         )
     return "\n".join(rows)
@@ -197,8 +197,8 @@ def published_code(path: Path) -> str:
         rows.append(f"| {name} | {len(result['seeds'])} | {cells} |")
     intro = (
         "## What the published code's defects do\n\nA small independent network with the defects as switches, "
-        f"{result['epochs']} epochs of scikit-learn's digits. `published` has all defects of the code, `none` has none; "
-        "the others switch one. The gain is over the first step's answer."
+        f"{result['epochs']} epochs of scikit-learn's digits. `published` has all defects of the code, `none` none; the "
+        "others switch one. The gain is over the first step's answer."
     )
     return f"{intro}\n\n" + "\n".join(rows) + f"\n\n{provenance(result, COMMANDS[path.name])}"
 
