@@ -69,12 +69,13 @@ def svg(draw: Callable[[], Figure]) -> str:
         drawn = draw()
         drawn.savefig(out, format="svg", bbox_inches="tight", pad_inches=0.04, metadata={"Date": None})
     text = re.sub(r"<metadata>.*?</metadata>", "", out.getvalue()[out.getvalue().index("<svg") :], flags=re.DOTALL)
-    text = re.sub(r'<svg height="[^"]*" version="1.1" (viewBox="[^"]*") width="[^"]*"', r"<svg \1", text)
+    head, rest = text.split(">", 1)
+    head = re.sub(r' (height|width)="[^"]*"', "", head)  # the page's width decides
+    text = f"{head}>{rest}"
     text = re.sub(r'\bid="|xlink:href="#|url\(#', lambda found: f"{found[0]}{name}-", text)
     text = text.replace("'DejaVu Sans', 'Bitstream Vera Sans', ", "")
     for colour, css in COLOURS.items():
         text = text.replace(colour, css)
-    text = re.sub(r"[^\n]*?sans-serif", lambda found: found[0], text)
     return text.replace("<svg ", f'<svg role="img" aria-label="{name}" ', 1)
 
 
