@@ -1,6 +1,7 @@
 """The documentation: its code runs, its pictures and result pages are right, and the built site asks for nothing."""
 
 import html.parser
+import itertools
 import json
 import re
 import sys
@@ -23,6 +24,7 @@ sys.path.insert(0, str(DOCS / "hooks"))
 import formulas  # noqa: E402
 import pictures  # noqa: E402
 import results  # noqa: E402
+import settings  # noqa: E402
 from mkdocs.commands.build import build  # noqa: E402
 from mkdocs.config import load_config  # noqa: E402
 
@@ -30,13 +32,12 @@ from diffusionblocks.cli import _parser  # noqa: E402
 from diffusionblocks.recipes import RunConfig  # noqa: E402
 
 PAGES = {str(p.relative_to(DOCS)): p.read_text(encoding="utf-8") for p in sorted(DOCS.rglob("*.md"))}
-INCLUDE = re.compile(r'^--8<-- "(.*)"$', flags=re.MULTILINE)
 
 
 def snippets(page: str) -> list[str]:
-    """The python blocks of a page, with the files that they include."""
-    found = re.findall(r"```python\n(.*?)```", PAGES[page], flags=re.DOTALL)
-    return [INCLUDE.sub(lambda m: (DOCS / "examples" / m[1]).read_text(encoding="utf-8"), code) for code in found]
+    """The python blocks of a page."""
+    text = PAGES[page].replace("<!-- generated: mlp-family -->", settings.example())
+    return re.findall(r"```python\n(.*?)```", text, flags=re.DOTALL)
 
 
 @pytest.mark.parametrize("page", [page for page in PAGES if snippets(page)])
@@ -85,7 +86,7 @@ def test_the_plan_is_drawn_where_karras_puts_it():
     edges = [80.0, *np.exp(law_mass(0.3, 1.0).ppf([2 / 3, 1 / 3])), 0.002]
     wanted = [
         (hi ** (1 / 7) + k / 4 * (lo ** (1 / 7) - hi ** (1 / 7))) ** 7
-        for hi, lo in zip(edges, edges[1:], strict=False)
+        for hi, lo in itertools.pairwise(edges)
         for k in range(4)
     ]
     np.testing.assert_allclose(drawn, wanted, rtol=1e-6)

@@ -23,6 +23,7 @@ PICTURE = re.compile(r"<!-- picture: ([\w-]+) -->")
 GENERATED = {
     "command-line": command_line.reference,
     "layer-memory": results.layer_memory,
+    "mlp-family": settings.example,
     "memory-ratios": results.memory_ratios,
     "presets": settings.presets,
     "edges": settings.edges,

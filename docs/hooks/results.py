@@ -163,7 +163,7 @@ def memory_ratios(path: Path = RESULTS / "vit-digits/layer_memory.json") -> str:
     layers, total = ratios["layers"].values(), ratios["total"]
     return (
         f"For the digits recipe the layers of a block take {min(layers):.2f}/B to {max(layers):.2f}/B of what the "
-        f"layers of the whole network take, by kind. Everything together, at its peak, takes {total['peak_total']:.2f}/B."
+        f"layers of the whole network take, by kind. Everything, at its peak, takes {total['peak_total']:.2f}/B."
     )
 
 
@@ -197,8 +197,8 @@ def published_code(path: Path) -> str:
         rows.append(f"| {name} | {len(result['seeds'])} | {cells} |")
     intro = (
         "## What the published code's defects do\n\nA small independent network with the defects as switches, "
-        f"{result['epochs']} epochs of scikit-learn's digits. `published` has all defects of the code, `none` none; the "
-        "others switch one. The gain is over the first step's answer."
+        f"{result['epochs']} epochs of scikit-learn's digits. `published` has all defects of the code, `none` none; "
+        "the others switch one. The gain is over the first step's answer."
     )
     return f"{intro}\n\n" + "\n".join(rows) + f"\n\n{provenance(result, COMMANDS[path.name])}"
 

@@ -1,4 +1,6 @@
-"""Tables of settings and names, read from the library."""
+"""Tables of settings and names, read from the library; and the worked example."""
+
+from pathlib import Path
 
 import diffusionblocks
 from diffusionblocks.block import edges_of, plan_of
@@ -43,6 +45,12 @@ def public_names() -> str:
     """A directive a public name, at the module that defines it."""
     home = diffusionblocks._HOME
     return "\n\n".join(f"::: diffusionblocks.{home[name]}.{name}" for name in diffusionblocks.__all__)
+
+
+def example() -> str:
+    """The family of the worked example as a code block."""
+    path = Path(__file__).parents[1] / "examples" / "mlp_family.py"
+    return f"```python\n{path.read_text(encoding='utf-8')}```"
 
 
 def _value(value: object) -> str:
