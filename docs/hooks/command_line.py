@@ -18,16 +18,17 @@ def reference() -> str:
 
 def _command(name: str, parser: argparse.ArgumentParser, summary: str) -> str:
     lines = [f"## dblocks {name}", f"{summary[:1].upper()}{summary[1:]}."]
+    titles = {"positional arguments": "arguments"}
     for group in parser._action_groups:
         actions = [a for a in group._group_actions if not isinstance(a, argparse._HelpAction)]
         if actions:
             rows = [f"| {_usage(action)} | {_help(action)} |" for action in actions]
-            lines += ["\n".join([f"| {group.title} | |", "|---|---|", *rows])]
+            lines += ["\n".join([f"| {titles.get(group.title, group.title)} | |", "|---|---|", *rows])]
     return "\n\n".join(lines)
 
 
 def _usage(action: argparse.Action) -> str:
-    values = "{" + ",".join(map(str, action.choices)) + "}" if action.choices else action.metavar or action.dest
+    values = "{" + ",".join(map(str, action.choices)) + "}" if action.choices else action.metavar or action.dest.upper()
     if not action.option_strings:
         return f"`{values}`" + (" ..." if action.nargs == "+" else "")
     return f"`{', '.join(action.option_strings)}{'' if action.nargs == 0 else f' {values}'}`".replace("|", "\\|")

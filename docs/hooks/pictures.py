@@ -81,8 +81,10 @@ def svg(draw: Callable[[], Figure]) -> str:
 
 def law_with_cuts() -> Figure:
     """Density of log sigma for both presets, coloured by block."""
-    drawn = Figure(figsize=(5.2, 3.0))
-    for axes, (name, config) in zip(drawn.subplots(2, 1, sharex=True), configs().items(), strict=True):
+    drawn = Figure(figsize=(5.2, 3.2))
+    for axes, (name, config) in zip(
+        drawn.subplots(2, 1, sharex=True, gridspec_kw={"hspace": 0.4}), configs().items(), strict=True
+    ):
         law, edges = law_of(config), edges_of(config)
         sigma = np.geomspace(law.sigma_min, law.sigma_max, 800)
         density = np.gradient(law.cdf(torch.from_numpy(sigma)).numpy(), np.log(sigma))

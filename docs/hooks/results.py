@@ -64,9 +64,9 @@ def _scores(groups: dict[Any, list[dict[str, Any]]]) -> str:
     from diffusionblocks.report.statistics import mean_sd, paired_difference
 
     rows = [
-        "| method | preset | B | budget | updates | n | accuracy % | sd | minus end to end, points | 95% interval | "
-        "cross-entropy, nats | sd |",
-        "|---|---|--:|---|--:|--:|--:|--:|--:|---|--:|--:|",
+        "| method | preset | B | budget | updates | n | accuracy % | minus end to end, points | 95% interval | "
+        "cross-entropy, nats |",
+        "|---|---|--:|---|--:|--:|--:|--:|---|--:|",
     ]
     for key, own in groups.items():
         accuracy, accuracy_sd = mean_sd([row["metrics"]["accuracy"] for row in own])
@@ -78,8 +78,8 @@ def _scores(groups: dict[Any, list[dict[str, Any]]]) -> str:
             difference = (_points(found.mean), f"{_points(found.low)} to {_points(found.high)}")
         rows.append(
             f"| {key.method} | {key.preset} | {key.num_blocks} | {key.budget} | {key.updates} | {len(own)} | "
-            f"{100 * accuracy:.2f} | {_number(100 * accuracy_sd, 2)} | {difference[0]} | {difference[1]} | "
-            f"{entropy:.4f} | {_number(entropy_sd, 4)} |"
+            f"{100 * accuracy:.2f} ± {_number(100 * accuracy_sd, 2)} | {difference[0]} | {difference[1]} | "
+            f"{entropy:.4f} ± {_number(entropy_sd, 4)} |"
         )
     return "\n".join(rows)
 
@@ -188,12 +188,12 @@ def published_code(path: Path) -> str:
     """Accuracy of a small network with the published defects, without each, and without all."""
     result = _read(path)
     rows = [
-        "| defects | n | accuracy % | sd | block 0 alone % | sd | chain gain, points | sd |",
-        "|---|--:|--:|--:|--:|--:|--:|--:|",
+        "| defects | n | accuracy % | block 0 alone % | chain gain, points |",
+        "|---|--:|--:|--:|--:|",
     ]
     for name, row in result["table"].items():
-        values = (row[key] for key in ("chain", "chain_sd", "block_0", "block_0_sd", "gain", "gain_sd"))
-        cells = " | ".join(f"{100 * value:.2f}" for value in values)
+        pairs = (("chain", "chain_sd"), ("block_0", "block_0_sd"), ("gain", "gain_sd"))
+        cells = " | ".join(f"{100 * row[mean]:.2f} ± {100 * row[sd]:.2f}" for mean, sd in pairs)
         rows.append(f"| {name} | {len(result['seeds'])} | {cells} |")
     intro = (
         "## What the published code's defects do\n\nA small independent network with the defects as switches, "

@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+from pydantic import BaseModel
+
 import diffusionblocks
 from diffusionblocks.block import edges_of, plan_of
 from diffusionblocks.config import PAPER, BlockwiseConfig
@@ -42,15 +44,26 @@ def plan() -> str:
 
 
 def public_names() -> str:
-    """A directive a public name, at the module that defines it."""
-    home = diffusionblocks._HOME
-    return "\n\n".join(f"::: diffusionblocks.{home[name]}.{name}" for name in diffusionblocks.__all__)
+    """A directive a public name, at the module that defines it; the fields of a config with it."""
+    parts = []
+    for name in diffusionblocks.__all__:
+        parts.append(f"::: diffusionblocks.{diffusionblocks._HOME[name]}.{name}")
+        if name in ("BlockwiseConfig", "TrainingConfig"):
+            parts.append(_fields(getattr(diffusionblocks, name)))
+    return "\n\n".join(parts)
 
 
 def example() -> str:
     """The family of the worked example as a code block."""
     path = Path(__file__).parents[1] / "examples" / "mlp_family.py"
     return f"```python\n{path.read_text(encoding='utf-8')}```"
+
+
+def _fields(config: type[BaseModel]) -> str:
+    rows = ["| setting | what it is | default |", "|---|---|---|"]
+    for name, field in config.model_fields.items():
+        rows.append(f"| `{name}` | {field.description or ''} | {_value(field.default)} |")
+    return "\n".join(rows)
 
 
 def _value(value: object) -> str:
