@@ -270,6 +270,9 @@ def test_committed_measurements_are_shown_as_they_are():
     for name in published["table"]:
         chains = [run[name]["chain"] for run in published["runs"]]
         assert shown[name]["accuracy %"] == f"{100 * np.mean(chains):.2f} ± {100 * np.std(chains, ddof=1):.2f}"
+        gaps = [run[name]["chain"] - run["published"]["chain"] for run in published["runs"]]
+        difference = f"{100 * np.mean(gaps):.2f} ± {100 * np.std(gaps, ddof=1):.2f}"
+        assert shown[name]["minus `published`, points"] == difference
     assert published["commit"] in page
 
 
@@ -295,6 +298,15 @@ class Links(html.parser.HTMLParser):
             self.loads.append(given.get("href", ""))
         else:
             self.loads += [given[name] for name in ("src", "srcset", "poster", "data") if name in given]
+
+
+def test_loads_and_links_are_told_apart():
+    found = Links(
+        '<link href="https://a.b/c.css"><script src="//a.b/d.js"></script><img src=e.png><a href="https://f">'
+    )
+    assert found.loads == ["https://a.b/c.css", "//a.b/d.js", "e.png"]
+    assert found.links == ["https://f"]
+    assert [bool(urlsplit(target).netloc) for target in found.loads] == [True, True, False]
 
 
 @pytest.fixture(scope="module")

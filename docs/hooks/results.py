@@ -188,7 +188,7 @@ def published_code(path: Path) -> str:
     """Accuracy of a small network with the published defects, without each, and without all."""
     result = _read(path)
     rows = [
-        "| defects | n | accuracy % | block 0 alone % | chain gain, points |",
+        "| defects | n | accuracy % | after block 0 % | minus `published`, points |",
         "|---|--:|--:|--:|--:|",
     ]
     for name, row in result["table"].items():
@@ -198,7 +198,7 @@ def published_code(path: Path) -> str:
     intro = (
         "## What the published code's defects do\n\nA small independent network with the defects as switches, "
         f"{result['epochs']} epochs of scikit-learn's digits. `published` has all defects of the code, `none` none; "
-        "the others switch one. The gain is over the first step's answer."
+        "the others switch one. Differences are paired by seed."
     )
     return f"{intro}\n\n" + "\n".join(rows) + f"\n\n{provenance(result, COMMANDS[path.name])}"
 
