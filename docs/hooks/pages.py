@@ -9,6 +9,7 @@ import re
 from typing import Any
 
 import command_line
+import drawing
 import formulas
 import pictures
 import results
@@ -65,7 +66,7 @@ def on_page_content(html: str, page: Any, config: Any, files: Any) -> str:
     numbers = {name: number for name, (number, _) in equations.items()}
     html = formulas.to_mathml(html, numbers)
     page.present_anchor_ids = (page.present_anchor_ids or set()) | set(re.findall(r'id="(eq-[\w-]+)"', html))
-    return PICTURE.sub(lambda found: pictures.figure(look_up(pictures.PICTURES, found[1], page.file.src_uri)), html)
+    return PICTURE.sub(lambda found: drawing.figure(look_up(pictures.PICTURES, found[1], page.file.src_uri)), html)
 
 
 def look_up(table: dict[str, Any], name: str, page: str) -> Any:

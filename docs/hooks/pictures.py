@@ -1,21 +1,11 @@
-"""The pictures of the pages, drawn from the library's own functions when the site is built.
+"""The pictures of the pages, drawn from the library's own functions when the site is built."""
 
-Each is an SVG inside the page, whose ink is the text's colour and whose block colours are CSS variables, so that it
-can be read in the light and the dark theme.
-"""
-
-import functools
-import io
 import json
-import re
-from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
-import matplotlib
 import numpy as np
 import torch
-from matplotlib.axes import Axes
+from drawing import BLOCKS, INK, Picture, log_axis
 from matplotlib.figure import Figure
 from runs import losses_of_a_small_run
 from settings import configs
@@ -29,54 +19,6 @@ from diffusionblocks.targets import component_std, simplex_table
 from diffusionblocks.training.schedule import learning_rate
 
 ROOT = Path(__file__).parents[2]
-INK, BLOCKS = "#000001", ("#0000a0", "#0000a1", "#0000a2", "#0000a3")
-COLOURS = {INK: "currentColor"} | {colour: f"var(--block-{k})" for k, colour in enumerate(BLOCKS)}
-STYLE = {
-    "svg.fonttype": "none",
-    "font.size": 8,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.linewidth": 0.6,
-    "legend.frameon": False,
-    "lines.linewidth": 1.3,
-    "figure.facecolor": "none",
-    "axes.facecolor": "none",
-    "savefig.facecolor": "none",
-    "axes.titlesize": 8,
-} | dict.fromkeys(
-    ("text.color", "axes.edgecolor", "axes.labelcolor", "xtick.color", "ytick.color", "axes.titlecolor"), INK
-)
-
-
-@dataclass(frozen=True)
-class Picture:
-    """A drawing and what the page says below it."""
-
-    draw: Callable[[], Figure]
-    caption: str
-
-
-def figure(picture: Picture) -> str:
-    """The picture as an HTML figure."""
-    return f"<figure>{svg(picture.draw)}<figcaption>{picture.caption}</figcaption></figure>"
-
-
-@functools.cache
-def svg(draw: Callable[[], Figure]) -> str:
-    """Draw a figure as SVG; the same bytes every time, ids of its own, colours by name."""
-    name, out = draw.__name__.replace("_", "-"), io.StringIO()
-    with matplotlib.rc_context({**STYLE, "svg.hashsalt": name}):
-        drawn = draw()
-        drawn.savefig(out, format="svg", bbox_inches="tight", pad_inches=0.04, metadata={"Date": None})
-    text = re.sub(r"<metadata>.*?</metadata>", "", out.getvalue()[out.getvalue().index("<svg") :], flags=re.DOTALL)
-    head, rest = text.split(">", 1)
-    head = re.sub(r' (height|width)="[^"]*"', "", head)  # the page's width decides
-    text = f"{head}>{rest}"
-    text = re.sub(r'\bid="|xlink:href="#|url\(#', lambda found: f"{found[0]}{name}-", text)
-    text = text.replace("'DejaVu Sans', 'Bitstream Vera Sans', ", "")
-    for colour, css in COLOURS.items():
-        text = text.replace(colour, css)
-    return text.replace("<svg ", f'<svg role="img" aria-label="{name}" ', 1)
 
 
 def law_with_cuts() -> Figure:
@@ -98,7 +40,7 @@ def law_with_cuts() -> Figure:
         axes.set_ylim(0, density.max() * 1.15)
         axes.set_ylabel("density of log σ")
         axes.set_title(name, loc="left")
-        _log_axis(axes)
+        log_axis(axes)
     drawn.axes[0].legend(loc="upper right", fontsize=7)
     drawn.axes[1].set_xlabel("σ")
     return drawn
@@ -125,7 +67,7 @@ def layer_split() -> Figure:
     bottom.invert_yaxis()
     bottom.set_title("noise levels", loc="left")
     bottom.set_xlabel("σ")
-    _log_axis(bottom)
+    log_axis(bottom)
     return drawn
 
 
@@ -142,7 +84,7 @@ def conditioning_features() -> Figure:
             axes.plot(sigma, values[:, part + k], color=BLOCKS[k % len(BLOCKS)])
         axes.set_title(title, loc="left")
         axes.set_xlabel("σ")
-        _log_axis(axes)
+        log_axis(axes)
     return drawn
 
 
@@ -163,7 +105,7 @@ def preconditioning() -> Figure:
     right.set_title("EDM weight", loc="left")
     for axes in (left, right):
         axes.set_xlabel("σ")
-        _log_axis(axes)
+        log_axis(axes)
     return drawn
 
 
@@ -239,7 +181,7 @@ def plan_steps() -> Figure:
     axes.invert_xaxis()
     axes.legend(fontsize=7, loc="upper center", bbox_to_anchor=(0.5, 1.22), ncols=3)
     axes.set_xlabel("σ of the step (the chain runs to the right)")
-    _log_axis(axes, (110, 0.01))
+    log_axis(axes, (110, 0.01))
     return drawn
 
 
@@ -261,7 +203,7 @@ def label_leak() -> Figure:
     axes.set_ylabel("classes named right")
     axes.set_xlabel("σ")
     axes.legend(fontsize=7)
-    _log_axis(axes, (0.05, 10))
+    log_axis(axes, (0.05, 10))
     return drawn
 
 
@@ -284,15 +226,6 @@ def memory_bars() -> Figure:
     axes.set_xlabel("B times a block / end to end")
     axes.legend(fontsize=7, loc="upper center", bbox_to_anchor=(0.5, 1.2), ncols=2)
     return drawn
-
-
-def _log_axis(axes: Axes, ends: tuple[float, float] = (0.002, 80)) -> None:
-    """A logarithmic sigma axis with plain labels (mathtext would bring a font of its own)."""
-    axes.set_xscale("log")
-    ticks = [t for t in (0.01, 0.1, 1, 10) if min(ends) <= t <= max(ends)]
-    axes.set_xticks(ticks, [f"{t:g}" for t in ticks])
-    axes.minorticks_off()
-    axes.set_xlim(*ends)
 
 
 PICTURES = {
