@@ -69,15 +69,18 @@ def _scores(groups: dict[Any, list[dict[str, Any]]]) -> str:
         "|---|---|--:|---|--:|--:|--:|--:|---|--:|",
     ]
     for key, own in groups.items():
-        accuracy, accuracy_sd = mean_sd([row["metrics"]["accuracy"] for row in own])
-        entropy, entropy_sd = mean_sd([row["metrics"]["cross_entropy"] for row in own])
+        scored = [row["metrics"] for row in own if "accuracy" in row["metrics"]]
+        if not scored:  # what changes memory alone has no accuracy of its own
+            continue
+        accuracy, accuracy_sd = mean_sd([metrics["accuracy"] for metrics in scored])
+        entropy, entropy_sd = mean_sd([metrics["cross_entropy"] for metrics in scored])
         other = reference(groups, key)
         difference = ("", "")
         if other != key:
             found = paired_difference(own, groups[other], "accuracy")
             difference = (_points(found.mean), f"{_points(found.low)} to {_points(found.high)}")
         rows.append(
-            f"| {key.method} | {key.preset} | {key.num_blocks} | {key.budget} | {key.updates} | {len(own)} | "
+            f"| {key.method} | {key.preset} | {key.num_blocks} | {key.budget} | {key.updates} | {len(scored)} | "
             f"{100 * accuracy:.2f} ± {_number(100 * accuracy_sd, 2)} | {difference[0]} | {difference[1]} | "
             f"{entropy:.4f} ± {_number(entropy_sd, 4)} |"
         )

@@ -43,8 +43,8 @@ def group(rows: Iterable[Row]) -> dict[Key, list[Row]]:
 
 
 def values(rows: Sequence[Row], metric: str) -> list[float]:
-    """A metric of every row."""
-    return [row["metrics"][metric] for row in rows]
+    """A metric of every row that has it (what changes memory alone has no accuracy of its own)."""
+    return [row["metrics"][metric] for row in rows if metric in row["metrics"]]
 
 
 def mean_sd(values: Sequence[float]) -> tuple[float, float]:
@@ -83,6 +83,8 @@ def _differences(rows_a: Sequence[Row], rows_b: Sequence[Row], metric: str) -> l
 def _by_pair(rows: Sequence[Row], metric: str) -> dict[tuple[Any, Any], float]:
     found: dict[tuple[Any, Any], float] = {}
     for row in rows:
+        if metric not in row["metrics"]:
+            continue
         pair = row["seed"], row.get("fold")
         if pair in found:
             raise InputError("seed", row["seed"], "one row per seed and fold of the same settings")
