@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 # Small networks lose more to threads that wait for each other than they gain from them.
 TEST_WORKERS ?= 2
 
-.PHONY: demo test test-slow lint setup clean
+.PHONY: demo test test-slow lint docs setup clean
 
 demo: $(VENV)/installed
 	$(BIN)/python examples/demo.py
@@ -21,6 +21,10 @@ lint: $(VENV)/installed
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright
 
+# Material announces its end of life at every build.
+docs: $(VENV)/installed
+	OMP_NUM_THREADS=1 NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+
 setup: $(VENV)/installed
 
 $(VENV)/installed: pyproject.toml constraints.txt
@@ -31,4 +35,4 @@ $(VENV)/installed: pyproject.toml constraints.txt
 	touch $@
 
 clean:
-	rm -rf $(VENV) runs build .pytest_cache .ruff_cache
+	rm -rf $(VENV) runs build site .pytest_cache .ruff_cache
