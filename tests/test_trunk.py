@@ -14,6 +14,7 @@ from diffusionblocks.recipes import resolve
 from diffusionblocks.training.ema import Ema
 from diffusionblocks.training.run import build_units, load_config, load_split, load_trained, make_trainers
 from diffusionblocks.training.schedule import learning_rate
+from diffusionblocks.training.state import load_unit, newest
 from diffusionblocks.training.step import make_optimizer, train_step
 
 TINY = {
@@ -85,12 +86,14 @@ def test_it_is_what_the_same_steps_give_by_hand(run_dir):
             moments = {k: v if v.ndim == 0 else v[:n] for k, v in optimizer.state[source].items()}
             own.state[parameter] = copy.deepcopy(moments)
         train(block, own, average, range(12, 16))
-        folder, stored = newest_weights(run_dir, block.index)
-        assert folder == "checkpoint-00000016"
+        path, _ = newest(run_dir / block.name)
+        assert path.name == "checkpoint-00000016"
+        raw, averaged = (build_units(config, images.classes, block.index)[0] for _ in range(2))
+        load_unit(path, raw, averaged=False)
+        load_unit(path, averaged, averaged=True)
         for name, parameter in block.named_parameters():
-            key = f"model.{name.removeprefix('backbone.')}" if name.startswith("backbone.") else f"conditioning.{name}"
-            assert torch.equal(stored[key], parameter.detach()), name
-            assert torch.equal(stored[f"ema.{name}"], average.average[name]), name
+            assert torch.equal(raw.get_parameter(name), parameter), name
+            assert torch.equal(averaged.get_parameter(name), average.average[name]), name
 
 
 def test_blocks_that_start_from_a_trunk_elsewhere_are_the_same(run_dir, tmp_path):
