@@ -30,6 +30,7 @@ ORDER = (
     "training",
     "planner",
     "evaluation",
+    "compare",
     "report",
     "cli",
     "__main__",

@@ -188,8 +188,11 @@ def _eval(arguments: argparse.Namespace) -> int:
 
 def _compare(arguments: argparse.Namespace) -> int:
     from diffusionblocks.compare import Comparison, compare
+    from diffusionblocks.report.tables import compare_table, show
+    from diffusionblocks.report.verdicts import cards, depth, group, leads
     from diffusionblocks.training.trainer import Interrupted
 
+    _needs_report_extra()
     lists = {name: tuple(getattr(arguments, name).split(",")) for name in _LISTS if getattr(arguments, name)}
     comparison = Comparison(
         arguments.recipe,
@@ -207,8 +210,11 @@ def _compare(arguments: argparse.Namespace) -> int:
     except Interrupted:
         print(f"dblocks: stopped and saved in {folder}; the same command goes on", file=sys.stderr)
         return 130
-    print(result["rows"])
-    return 0
+    groups = group(result["rows"])
+    print("\n".join([*leads(cards(groups)), depth(groups)]))
+    show(compare_table(groups))
+    print(f"written: {folder / 'compare.json'}")
+    return _report(_parser().parse_args(["report", str(folder), "--split", comparison.split]))
 
 
 _LISTS = ("methods", "budgets", "presets")
@@ -224,9 +230,10 @@ def _predict(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _report(arguments: argparse.Namespace) -> int:
+def _needs_report_extra() -> None:
+    """Refuse at once what would end without a report."""
     try:
-        from diffusionblocks.report.page import read_images, runs_of, write_report
+        import diffusionblocks.report.page  # noqa: F401
     except ModuleNotFoundError as error:
         if error.name not in ("jinja2", "markupsafe", "matplotlib"):
             raise
@@ -234,6 +241,11 @@ def _report(arguments: argparse.Namespace) -> int:
         raise InputError(
             "report", error.name, "a package that is installed", f"it is in the extra: {install}"
         ) from None
+
+
+def _report(arguments: argparse.Namespace) -> int:
+    _needs_report_extra()
+    from diffusionblocks.report.page import read_images, runs_of, write_report
 
     folder, data_dir = Path(arguments.folder), arguments.data_dir
     run_dirs, split = runs_of(folder, arguments.split)

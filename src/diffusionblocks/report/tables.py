@@ -6,12 +6,16 @@ from rich.console import Console
 from rich.table import Table
 
 from diffusionblocks.memory import MemoryReport
+from diffusionblocks.report.verdicts import Groups, table_row
 
 
 def show(table: Table) -> None:
     """Print a table, as wide as it needs where the output is not a terminal."""
     console = Console()
-    (console if console.is_terminal else Console(width=120)).print(table)
+    if not console.is_terminal:
+        needed = console.measure(table, options=console.options.update(max_width=1000)).maximum
+        console = Console(width=max(120, needed))
+    console.print(table)
 
 
 def memory_table(memory: dict[int, MemoryReport]) -> Table:
@@ -63,3 +67,14 @@ def _bytes(value: int | None) -> str:
 
 def _percent(scores: dict[str, float]) -> str:
     return f"{100 * scores['accuracy']:.2f}"
+
+
+def compare_table(groups: Groups) -> Table:
+    """The rows of a comparison: score, spread, difference to end to end, memory by kind, time."""
+    rows = [table_row(key, groups) for key in groups]
+    table = Table(title="a line is the mean over its runs; memory is that of one update of the largest unit")
+    for column in rows[0]:
+        table.add_column(column, justify="left" if column in ("method", "budget") else "right")
+    for row in rows:
+        table.add_row(*row.values())
+    return table
