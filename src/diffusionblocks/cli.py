@@ -188,8 +188,9 @@ def _eval(arguments: argparse.Namespace) -> int:
 
 def _compare(arguments: argparse.Namespace) -> int:
     from diffusionblocks.compare import Comparison, compare
+    from diffusionblocks.report.statistics import group
     from diffusionblocks.report.tables import compare_table, show
-    from diffusionblocks.report.verdicts import cards, depth, group, leads
+    from diffusionblocks.report.verdicts import cards, depth, leads
     from diffusionblocks.training.trainer import Interrupted
 
     _needs_report_extra()
