@@ -7,8 +7,10 @@ TEST_WORKERS ?= 2
 
 .PHONY: demo test test-slow lint docs setup clean
 
+# A 6-layer network on handwritten digits: blocks, end to end and shallow, one seed. The same command goes on.
 demo: $(VENV)/installed
-	$(BIN)/python examples/demo.py
+	$(BIN)/dblocks compare vit-digits --seeds 1 --methods end-to-end,shallow,blocks --budgets layer-evaluations \
+		--presets default --out runs/demo $(DEMO)
 
 test: $(VENV)/installed
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(TEST_WORKERS) --dist loadfile

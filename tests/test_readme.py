@@ -3,7 +3,6 @@
 import json
 import re
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -28,7 +27,7 @@ def test_the_python_of_the_readme_runs(tmp_path, monkeypatch):
 
 def test_the_tree_of_the_readme_names_every_file():
     text = (ROOT / "README.md").read_text(encoding="utf-8")
-    for folder in ("src/diffusionblocks", "benchmarks", "examples"):
+    for folder in ("src/diffusionblocks", "benchmarks"):
         for path in (ROOT / folder).rglob("*.py"):
             if path.name not in ("__init__.py", "__main__.py"):
                 relative = path.relative_to(ROOT / folder if folder.startswith("src") else ROOT)
@@ -36,11 +35,13 @@ def test_the_tree_of_the_readme_names_every_file():
 
 
 @pytest.mark.slow
-def test_the_demo_ends_with_both_networks_compared(tmp_path):
-    command = [sys.executable, "examples/demo.py", "--run", str(tmp_path), "--updates", "40"]
+def test_the_demo_ends_with_the_table_and_the_report(tmp_path):
+    command = ["make", "demo", f"DEMO=--updates 40 --out {tmp_path}"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
-    assert "a block / end to end" in done.stdout
-    assert "gain of the chain" in done.stdout
+    assert "blocks, B = 3" in done.stdout
+    assert "chain gain, points" in done.stdout
+    assert done.stdout.splitlines()[-1] == f"report: {tmp_path / 'report.html'}"
+    assert (tmp_path / "report.html").exists()
 
 
 @pytest.mark.slow

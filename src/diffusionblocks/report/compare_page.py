@@ -21,6 +21,7 @@ from diffusionblocks.report.verdicts import (
     mean_bytes,
     name_of,
     runs,
+    savings,
     table_row,
     unit_of,
 )
@@ -43,6 +44,7 @@ def compare_page(folder: Path) -> dict[str, Any]:
             "title": f"{stored['recipe']}: blocks and controls",
             "facts": f"{stored.get('split', 'test')} split; {runs(stored['rows'])} in each row of the table at most",
             "headline": [*leads(found), depth(groups)],
+            "savings": savings(groups),
             "cards": found,
             "words": ("budget", AGAINST),
             "dots": figures.dots("dots", *_points(groups)),

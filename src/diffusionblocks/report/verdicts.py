@@ -11,6 +11,7 @@ METRIC = "accuracy"
 AGAINST = "minus end to end, points"
 WHOLE = ("end-to-end", "checkpointing")
 OF_BLOCKS = ("blocks", "blocks+trunk")
+STATES = ("weights", "gradients", "optimizer")
 BUDGETS = {"layer-evaluations": "equal layer evaluations", "samples": "equal samples"}
 
 Groups = dict[Key, list[Row]]
@@ -101,6 +102,24 @@ def depth(groups: Groups) -> str:
             f"equally many samples is {by}, not above 2 standard errors."
         )
     return "There is no end-to-end and shallow pair with equally many samples, so nothing is said about depth."
+
+
+def savings(groups: Groups) -> list[str]:
+    """Memory and time of each kind of blocks beside end to end."""
+    found: dict[str, str] = {}
+    for key, rows in groups.items():
+        whole = control(groups, "end-to-end", key)
+        if key.method not in OF_BLOCKS or whole is None:
+            continue
+        a, b = mean_bytes(rows), mean_bytes(groups[whole])
+        states = sum(a[kind] for kind in STATES) / sum(b[kind] for kind in STATES)
+        seconds = [mean_sd([row["step_seconds"] for row in part])[0] for part in (rows, groups[whole])]
+        found[name_of(key)] = (
+            f"{name_of(key)}: a block's update has {states:.3f} of end to end's weights, gradients and optimizer state "
+            f"and {a['activations'] / b['activations']:.3f} of its activations (1/B = {1 / key.num_blocks:.3f}); an "
+            f"update of every block takes {seconds[0] / seconds[1]:.2f} of its time."
+        )
+    return list(found.values())
 
 
 def runs(rows: Sequence[Row]) -> str:
