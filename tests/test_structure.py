@@ -27,6 +27,7 @@ ORDER = (
     "training.config",
     "recipes",
     "training",
+    "planner",
     "evaluation",
     "report",
     "cli",

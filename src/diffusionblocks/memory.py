@@ -150,15 +150,17 @@ class StepMeter:
 
         Args:
             plain_forward: a forward on the same batch without conditioning.
-            forward: the forward with it. Both run once more, to see what the layers keep for the backward pass.
+            forward: the forward with it. They run once more, to see what the layers keep for the backward pass.
         """
         layers, conditioning = list(self.unit.layers), conditioning_of(self.unit)  # type: ignore[arg-type]
         plain = self._static_bytes(layers)
         conditioned = self._static_bytes([*layers, *conditioning])
+        kept = kept_activations(self.unit, [layers, conditioning], forward)
+        plain_kept = kept_activations(self.unit, [layers], plain_forward) if conditioning else kept
         return MemoryReport(
             total=self._tracker.maxima,
-            layers={**conditioned, "activations": kept_activations(self.unit, [layers, conditioning], forward)},
-            plain_layers={**plain, "activations": kept_activations(self.unit, [layers], plain_forward)},
+            layers={**conditioned, "activations": kept},
+            plain_layers={**plain, "activations": plain_kept},
         )
 
     def _static_bytes(self, modules: list[nn.Module]) -> dict[str, int]:

@@ -6,9 +6,11 @@ follow exactly, and each kind's maximum is taken over the operations after that.
 """
 
 import functools
+import json
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -16,6 +18,7 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from transformers.initialization import no_init_weights
 
+from diffusionblocks import checkpoint
 from diffusionblocks.block import edges_of
 from diffusionblocks.conversion import family_of
 from diffusionblocks.families.vit import PlainVit
@@ -117,14 +120,30 @@ def plan(config: RunConfig, num_blocks: Sequence[int] | None = None) -> list[Pla
     # Checked first, so that bad input costs no time.
     each = [_with_blocks(config, b) for b in num_blocks]
     end_to_end = predict(config.model_copy(update={"method": "end-to-end"}))
-    cases = [config.model_copy(update={"method": method, "num_blocks": 1, "layer_split": None}) for method in METHODS[:2]]
-    cases += [one.model_copy(update={"method": method}) for method in METHODS[2:] for one in each]
+    cases = [
+        config.model_copy(update={"method": method, "num_blocks": 1, "layer_split": None}) for method in METHODS[:2]
+    ]
+    for method in METHODS[2:]:
+        # Shallow networks of all the layers are the network end to end.
+        cases += [one.model_copy(update={"method": method}) for one in each if method == "blocks" or one.num_blocks > 1]
     rows = []
     for case in cases:
         report = predict(case)
         ratio, layer_ratio = (_ratio(getattr(report, p), getattr(end_to_end, p)) for p in ("total", "layers"))
         rows.append(PlanRow(case.method, case.num_blocks, trained_layers(case), report, ratio, layer_ratio))
     return rows
+
+
+def write_plan(path: Path, rows: Sequence[PlanRow], config: RunConfig) -> Path:
+    """Write a plan as JSON: the settings and, for every row, bytes and ratios."""
+    result = {
+        "config": config.model_dump(mode="json"),
+        "precision": precision_here(config),
+        "kernels": "CPU",
+        "rows": [row.to_dict() for row in rows],
+    }
+    checkpoint.write_text(path, json.dumps(result, indent=1))
+    return path
 
 
 def trained_layers(config: RunConfig) -> int:
@@ -199,7 +218,8 @@ def _extrapolated_maxima(few: list[Stage], more: list[Stage], layers: int) -> di
     if first.keys() != second.keys():
         return None
     sizes = [
-        [a + (b - a) * (layers - TRACED[0]) for a, b in zip(first[label], second[label], strict=True)] for label in first
+        [a + (b - a) * (layers - TRACED[0]) for a, b in zip(first[label], second[label], strict=True)]
+        for label in first
     ]
     return dict(zip((*KINDS, "peak_total"), map(max, zip(*sizes, strict=True)), strict=True))
 

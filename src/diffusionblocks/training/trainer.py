@@ -64,9 +64,7 @@ class UnitState:
     def update(self, x: Tensor, y: Tensor, lr: float, config: TrainingConfig) -> None:
         """One update on a batch (B, ...), measured if that is asked for."""
         with contextlib.nullcontext() if self.meter is None else self.meter.step(x, y):
-            self.pending.append(
-                train_step(self.unit, self.optimizer, x, y, update=self.updates, lr=lr, config=config)
-            )
+            self.pending.append(train_step(self.unit, self.optimizer, x, y, update=self.updates, lr=lr, config=config))
             if self.ema is not None:
                 self.ema.update(self.updates)
         self.updates += 1
@@ -134,9 +132,7 @@ class Trainer:
     def _prepare(self, unit: Any, measure_memory: bool) -> UnitState:
         state = UnitState.prepare(unit.to(self.device), self.config)
         if self.run_dir is not None:
-            state.updates, messages = restore(
-                unit_folder(self.run_dir, unit), unit, state.optimizer, state.ema
-            )
+            state.updates, messages = restore(unit_folder(self.run_dir, unit), unit, state.optimizer, state.ema)
             state.saved_at = state.updates
             self.messages += messages
         if measure_memory and state.updates + 2 <= self.num_updates:
