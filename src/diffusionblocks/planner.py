@@ -1,8 +1,8 @@
 """The memory planner: bytes by kind of one update, for every method and number of blocks, with nothing allocated.
 
-The two updates that `memory` measures are done by the same code on fake tensors, which have shapes and no data. Networks
-of 3 and 4 layers are traced; every operation's bytes are linear in the number of layers, so those of a deeper network
-follow exactly, and each kind's maximum is taken over the operations after that.
+The two updates that `memory` measures are done by the same code on fake tensors, which have shapes and no data.
+Networks of 3 and 4 layers are traced; the bytes after every operation are linear in the number of layers, so those of
+a deeper network follow exactly, and each kind's maximum is taken over the operations after that.
 """
 
 import functools
@@ -88,12 +88,16 @@ def predict(config: RunConfig) -> MemoryReport:
     """
     layers = trained_layers(config)
     traced = _traced_settings(config)
+
+    def trace(num_layers: int) -> _Trace:
+        return _trace(traced, num_layers)  # type: ignore[arg-type]  # frozen, so hashable, which pyright does not see
+
     if layers <= max(TRACED):
-        return _trace(traced, layers).report
-    few, more = (_trace(traced, n) for n in TRACED)
+        return trace(layers).report
+    few, more = (trace(n) for n in TRACED)
     total = _extrapolated_maxima(few.stages, more.stages, layers)
     if total is None:
-        return _trace(traced, layers).report
+        return trace(layers).report
     parts = (
         _extrapolated(getattr(few.report, part), getattr(more.report, part), layers)
         for part in ("layers", "plain_layers")
@@ -227,8 +231,8 @@ def _extrapolated_maxima(few: list[Stage], more: list[Stage], layers: int) -> di
 def _labelled(stages: list[Stage], num_layers: int) -> dict[Label, Sizes]:
     """Bytes after every operation, named so that the same one is found in a network of another depth.
 
-    Layers are counted from both ends. What lies between the second and the last but one is linear in the layer's number,
-    so it is never above both of them.
+    Layers are counted from both ends. What lies between the second and the last but one is linear in the layer's
+    number, so it is never above both of them.
     """
     labelled, seen = {}, Counter[Label]()
     for stage in stages:
