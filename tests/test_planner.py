@@ -7,7 +7,7 @@ import sys
 import pytest
 import torch
 
-from diffusionblocks import TensorBatches, Trainer
+from diffusionblocks import TensorBatches, Trainer, planner
 from diffusionblocks.cli import main
 from diffusionblocks.errors import InputError
 from diffusionblocks.planner import plan, predict, trained_layers
@@ -48,13 +48,14 @@ def measured(config: RunConfig):
         {"num_blocks": 1, "preset": "paper", "dropout": 0.1, "checkpointing": True, "ema_decay": 0.9},
         {"num_blocks": 2, "layer_split": (1, 5), "precision": "bf16", "checkpointing": True},
         {"num_blocks": 4, "batch_size": 7, "micro_batches": 2},
-        {"num_blocks": 6},
     ],
     ids=lambda settings: " ".join(f"{name}={value}" for name, value in settings.items()),
 )
-def test_predicted_memory_is_the_measured_memory_to_the_byte(settings):
-    config = config_of(**settings)
+def test_predicted_memory_is_the_measured_memory_to_the_byte(settings, monkeypatch):
+    config, depths, trace = config_of(**settings), [], planner._trace
+    monkeypatch.setattr(planner, "_trace", lambda config, layers: depths.append(layers) or trace(config, layers))
     assert predict(config) == measured(config)
+    assert max(depths) <= 4
 
 
 def test_a_straight_line_through_the_maxima_would_miss():

@@ -44,17 +44,17 @@ class MemoryReport:
 
 @dataclass
 class Stage:
-    """The operations from one event of a layer (its forward begins, say) to the next event of a layer.
+    """The operations from one event (a layer's forward begins, say) to the next.
 
     Attributes:
-        event: "begin" or "end" of "forward" or "backward"; "start" before the first.
-        layer: whose event, by number; None for the start.
-        sizes: bytes after each operation, in the order of `KINDS`, then their sum.
+        event: "begin" or "end" of a layer's "forward" or "backward"; or what runs from here on, outside the layers.
+        layer: whose event, by number; None outside the layers.
+        operations: each one's name, and the bytes after it in the order of `KINDS`, then their sum.
     """
 
     event: str
     layer: int | None
-    sizes: list[tuple[int, ...]] = field(default_factory=list)
+    operations: list[tuple[str, tuple[int, ...]]] = field(default_factory=list)
 
 
 class _Tracker(MemTracker):
@@ -63,24 +63,34 @@ class _Tracker(MemTracker):
     def __init__(self, unit: nn.Module, layers: Iterable[nn.Module] = ()) -> None:
         super().__init__()
         self.device = next(unit.parameters()).device
-        self.stages = [Stage("start", None)]
+        self.stages = [Stage("forward", None)]
+        self._phase, self._operation = "forward", ""
         self._numbers = {layer: number for number, layer in enumerate(layers)}
 
     @property
     def maxima(self) -> dict[str, int]:
         """The largest size of each kind so far, and "peak_total"."""
-        largest = (max(column) for column in zip(*(s for stage in self.stages for s in stage.sizes), strict=True))
-        return dict(zip((*KINDS, "peak_total"), largest, strict=True))
+        sizes = [sizes for stage in self.stages for _, sizes in stage.operations]
+        return dict(zip((*KINDS, "peak_total"), map(max, zip(*sizes, strict=True)), strict=True))
 
     def note_sizes(self) -> None:
         now = self._curr_mem_snap.get(self.device, {})
         sizes = [sum(now.get(kind, 0) for kind in kinds) for kinds in KINDS.values()]
-        self.stages[-1].sizes.append((*sizes, now.get("Total", 0)))
+        # Clipping, the optimizer and the averages have stages of their own.
+        phase = "backward" if self._mod_tracker.is_bw else "optimizer" if self._in_opt else "forward"
+        if phase != self._phase:
+            self._phase = phase
+            self.stages.append(Stage(phase, None))
+        self.stages[-1].operations.append((self._operation, (*sizes, now.get("Total", 0))))
 
     def start_over(self) -> None:
         """Forget the sizes and the modules' snapshots, before another step."""
-        self.stages = [Stage("start", None)]
+        self.stages, self._phase = [Stage("forward", None)], "forward"
         self.reset_mod_stats()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self._operation = str(func)
+        return super().__torch_dispatch__(func, types, args, kwargs)
 
     def _update_peak_stats(self, peak_state: Any) -> None:
         # In place of MemTracker's own peaks of every module, which cost a loop over all modules for every operation.

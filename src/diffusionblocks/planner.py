@@ -7,7 +7,7 @@ a deeper network follow exactly, and each kind's maximum is taken over the opera
 
 import functools
 import json
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -218,31 +218,40 @@ def _fake_unit(config: RunConfig, num_layers: int, mode: FakeTensorMode) -> nn.M
 
 def _extrapolated_maxima(few: list[Stage], more: list[Stage], layers: int) -> dict[str, int] | None:
     """Maxima by kind at another number of layers; None if the two traces do not consist of the same operations."""
-    first, second = _labelled(few, TRACED[0]), _labelled(more, TRACED[1])
+    first, second = _grouped(few, TRACED[0]), _grouped(more, TRACED[1])
     if first.keys() != second.keys():
         return None
-    sizes = [
-        [a + (b - a) * (layers - TRACED[0]) for a, b in zip(first[label], second[label], strict=True)]
-        for label in first
-    ]
-    return dict(zip((*KINDS, "peak_total"), map(max, zip(*sizes, strict=True)), strict=True))
+    beyond, sizes = layers - TRACED[0], list[Sizes]()
+    for label, ones in first.items():
+        others = second[label]
+        if len(ones) != len(others):
+            ones, others = [_largest(ones)], [_largest(others)]
+        for one, other in zip(ones, others, strict=True):
+            sizes.append(tuple(a + (b - a) * beyond for a, b in zip(one, other, strict=True)))
+    return dict(zip((*KINDS, "peak_total"), _largest(sizes), strict=True))
 
 
-def _labelled(stages: list[Stage], num_layers: int) -> dict[Label, Sizes]:
+def _largest(sizes: list[Sizes]) -> Sizes:
+    """The maximum of each kind."""
+    return tuple(map(max, zip(*sizes, strict=True)))
+
+
+def _grouped(stages: list[Stage], num_layers: int) -> dict[Label, list[Sizes]]:
     """Bytes after every operation, named so that the same one is found in a network of another depth.
 
     Layers are counted from both ends. What lies between the second and the last but one is linear in the layer's
-    number, so it is never above both of them.
+    number, so it is never above both of them. Operations that a stage has once a layer or parameter (clipping has) are
+    one, with their maximum.
     """
-    labelled, seen = {}, Counter[Label]()
+    grouped, seen = defaultdict[Label, list[Sizes]](list), Counter[Label]()
     for stage in stages:
         occurrence = seen[stage.event, stage.layer]
         seen[stage.event, stage.layer] += 1
-        for number, sizes in enumerate(stage.sizes):
-            for end, distance in _distances(stage.layer, num_layers):
-                if distance < 2:
-                    labelled[stage.event, occurrence, end, distance, number] = sizes
-    return labelled
+        for end, distance in _distances(stage.layer, num_layers):
+            if distance < 2:
+                for operation, sizes in stage.operations:
+                    grouped[stage.event, occurrence, end, distance, operation].append(sizes)
+    return grouped
 
 
 def _distances(layer: int | None, num_layers: int) -> list[tuple[str, int]]:
