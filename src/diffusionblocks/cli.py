@@ -101,6 +101,13 @@ def _parser() -> _Parser:
     report.add_argument("--device", default="auto")
     report.set_defaults(run_command=_report)
 
+    plan = commands.add_parser("plan", help="predict the memory of every method before training", allow_abbrev=False)
+    plan.add_argument("recipe", help=f"one of {', '.join(RECIPES)}")
+    plan.add_argument("--config", metavar="FILE", help="JSON object of settings; flags go before it")
+    plan.add_argument("--json", metavar="FILE", help="write the bytes there too")
+    _add_settings(plan, RunConfig)
+    plan.set_defaults(run_command=_plan)
+
     recipes = commands.add_parser("recipes", help="list the recipes")
     recipes.set_defaults(run_command=_recipes)
     return parser
@@ -260,6 +267,23 @@ def _report(arguments: argparse.Namespace) -> int:
         _eval(_parser().parse_args(score))
     out = None if arguments.out is None else Path(arguments.out)
     print(f"report: {write_report(folder, split, data_dir, out, _device(arguments.device))}")
+    return 0
+
+
+def _plan(arguments: argparse.Namespace) -> int:
+    flags = _settings(arguments)
+    config = resolve(arguments.recipe, None if arguments.config is None else Path(arguments.config), flags)
+
+    from diffusionblocks.planner import plan, write_plan
+    from diffusionblocks.report.tables import plan_lines, plan_table, show
+
+    # The other methods are rows of the table, whatever the recipe trains.
+    rows = plan(config, [config.num_blocks] if "num_blocks" in flags else None)
+    show(plan_table(rows))
+    for line in plan_lines(rows, config):
+        print(line)
+    if arguments.json is not None:
+        print(f"written: {write_plan(Path(arguments.json), rows, config)}")
     return 0
 
 

@@ -7,7 +7,7 @@ their sum, which is less than the sum of the maxima.
 
 import contextlib
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import torch
@@ -42,29 +42,82 @@ class MemoryReport:
         return asdict(self)
 
 
-class _Tracker(MemTracker):
-    """MemTracker that also keeps each kind's own maximum, on the device of the unit that is measured."""
+@dataclass
+class Stage:
+    """The operations from one event (a layer's forward begins, say) to the next.
 
-    def __init__(self, unit: nn.Module) -> None:
+    Attributes:
+        event: "begin" or "end" of a layer's "forward" or "backward"; or what runs from here on, outside the layers.
+        layer: whose event, by number; None outside the layers.
+        operations: each one's name, and the bytes after it in the order of `KINDS`, then their sum.
+    """
+
+    event: str
+    layer: int | None
+    operations: list[tuple[str, tuple[int, ...]]] = field(default_factory=list)
+
+
+class _Tracker(MemTracker):
+    """MemTracker that also keeps the bytes of each kind over time, on the device of the unit that is measured."""
+
+    def __init__(self, unit: nn.Module, layers: Iterable[nn.Module] = ()) -> None:
         super().__init__()
         self.device = next(unit.parameters()).device
-        self.maxima: dict[str, int] = {}
+        self.stages = [Stage("forward", None)]
+        self._phase, self._operation = "forward", ""
+        self._numbers = {layer: number for number, layer in enumerate(layers)}
 
-    def _update_peak_stats(self, peak_state: Any) -> None:
-        super()._update_peak_stats(peak_state)
-        self.take_maxima()
+    @property
+    def maxima(self) -> dict[str, int]:
+        """The largest size of each kind so far, and "peak_total"."""
+        sizes = [sizes for stage in self.stages for _, sizes in stage.operations]
+        return dict(zip((*KINDS, "peak_total"), map(max, zip(*sizes, strict=True)), strict=True))
 
-    def take_maxima(self) -> None:
+    def note_sizes(self) -> None:
         now = self._curr_mem_snap.get(self.device, {})
-        sizes = {name: sum(now.get(kind, 0) for kind in kinds) for name, kinds in KINDS.items()}
-        sizes["peak_total"] = now.get("Total", 0)
-        for name, size in sizes.items():
-            self.maxima[name] = max(self.maxima.get(name, 0), size)
+        sizes = [sum(now.get(kind, 0) for kind in kinds) for kinds in KINDS.values()]
+        # Clipping, the optimizer and the averages have stages of their own.
+        phase = "backward" if self._mod_tracker.is_bw else "optimizer" if self._in_opt else "forward"
+        if phase != self._phase:
+            self._phase = phase
+            self.stages.append(Stage(phase, None))
+        self.stages[-1].operations.append((self._operation, (*sizes, now.get("Total", 0))))
 
     def start_over(self) -> None:
-        """Forget the maxima and the modules' snapshots, before another step."""
-        self.maxima = {}
+        """Forget the sizes and the modules' snapshots, before another step."""
+        self.stages, self._phase = [Stage("forward", None)], "forward"
         self.reset_mod_stats()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self._operation = str(func)
+        return super().__torch_dispatch__(func, types, args, kwargs)
+
+    def _update_peak_stats(self, peak_state: Any) -> None:
+        # In place of MemTracker's own peaks of every module, which cost a loop over all modules for every operation.
+        self.note_sizes()
+
+    def _pre_fw_hook(self, module: nn.Module, inputs: Any) -> None:
+        # A micro-batch after the first calls the root again, which MemTracker takes only with fresh snapshots.
+        if not self._mod_tracker.is_bw and len(self._mod_tracker.parents) == 2 and module in self.memory_tracking:
+            self.reset_mod_stats()
+        super()._pre_fw_hook(module, inputs)
+        self._next_stage("begin forward", module)
+
+    def _post_fw_hook(self, module: nn.Module, inputs: Any, outputs: Any) -> None:
+        super()._post_fw_hook(module, inputs, outputs)
+        self._next_stage("end forward", module)
+
+    def _pre_bw_hook(self, module: nn.Module, args: Any) -> None:
+        super()._pre_bw_hook(module, args)
+        self._next_stage("begin backward", module)
+
+    def _post_bw_hook(self, module: nn.Module, args: Any) -> None:
+        super()._post_bw_hook(module, args)
+        self._next_stage("end backward", module)
+
+    def _next_stage(self, event: str, module: nn.Module) -> None:
+        if module in self._numbers:
+            self.stages.append(Stage(event, self._numbers[module]))
 
 
 class StepMeter:
@@ -79,13 +132,18 @@ class StepMeter:
     def __init__(self, unit: nn.Module, optimizer: torch.optim.Optimizer, others: Iterable[Tensor] = ()):
         self.unit, self.optimizer = unit, optimizer
         self.steps = 0
-        self._tracker = _Tracker(unit)
+        self._tracker = _Tracker(unit, unit.layers)  # type: ignore[arg-type]
         self._tracker.track_external(unit, optimizer, *others)
 
     @property
     def wants_steps(self) -> bool:
         """True until two steps have been seen."""
         return self.steps < 2
+
+    @property
+    def stages(self) -> list[Stage]:
+        """The last step over time."""
+        return self._tracker.stages
 
     @contextlib.contextmanager
     def step(self, *batch: Tensor) -> Iterator[None]:
@@ -94,7 +152,7 @@ class StepMeter:
         self._tracker.track_external(*batch)
         with self._tracker:
             yield
-            self._tracker.take_maxima()
+            self._tracker.note_sizes()
         self.steps += 1
 
     def report(self, plain_forward: Callable[[], Any], forward: Callable[[], Any]) -> MemoryReport:
@@ -102,15 +160,17 @@ class StepMeter:
 
         Args:
             plain_forward: a forward on the same batch without conditioning.
-            forward: the forward with it. Both run once more, to see what the layers keep for the backward pass.
+            forward: the forward with it. They run once more, to see what the layers keep for the backward pass.
         """
         layers, conditioning = list(self.unit.layers), conditioning_of(self.unit)  # type: ignore[arg-type]
         plain = self._static_bytes(layers)
         conditioned = self._static_bytes([*layers, *conditioning])
+        kept = kept_activations(self.unit, [layers, conditioning], forward)
+        plain_kept = kept_activations(self.unit, [layers], plain_forward) if conditioning else kept
         return MemoryReport(
-            total=dict(self._tracker.maxima),
-            layers={**conditioned, "activations": kept_activations(self.unit, [layers, conditioning], forward)},
-            plain_layers={**plain, "activations": kept_activations(self.unit, [layers], plain_forward)},
+            total=self._tracker.maxima,
+            layers={**conditioned, "activations": kept},
+            plain_layers={**plain, "activations": plain_kept},
         )
 
     def _static_bytes(self, modules: list[nn.Module]) -> dict[str, int]:
@@ -153,7 +213,7 @@ def forward_memory(unit: nn.Module, forward: Callable[[], Any]) -> dict[str, int
     """Maxima by kind over one forward (inference): weights, activations, other, peak_total, in bytes."""
     tracker = _Tracker(unit)
     tracker.track_external(unit)
-    tracker.take_maxima()
+    tracker.note_sizes()
     with tracker:
         forward()
     return tracker.maxima

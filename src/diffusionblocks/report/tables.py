@@ -1,11 +1,14 @@
 """Tables for the terminal."""
 
+from collections.abc import Sequence
 from typing import Any
 
 from rich.console import Console
 from rich.table import Table
 
 from diffusionblocks.memory import MemoryReport
+from diffusionblocks.planner import PlanRow, precision_here
+from diffusionblocks.recipes import RunConfig
 from diffusionblocks.report.verdicts import Groups, table_row
 
 
@@ -34,6 +37,38 @@ def memory_table(memory: dict[int, MemoryReport]) -> Table:
     return table
 
 
+def plan_table(rows: Sequence[PlanRow]) -> Table:
+    """Predicted memory of an update: a row for every method and number of blocks."""
+    largest = max(row.report.total["peak_total"] for row in rows)
+    unit, size = ("GB", 1e9) if largest >= 1e9 else ("MB", 1e6)
+    table = Table(title=f"predicted memory of one update, {unit} (1 {unit} = {size:,.0f} bytes)")
+    for name in ("method", "B", "layers", *_KINDS[:-1], "peak", "peak / end to end"):
+        table.add_column(name, justify="left" if name == "method" else "right")
+    for row in rows:
+        sizes = (f"{row.report.total[kind] / size:.3f}" for kind in _KINDS)
+        ratio = f"{row.ratio['peak_total']:.3f}"
+        table.add_row(row.method, _number_of_blocks(row), str(row.num_layers), *sizes, ratio)
+    return table
+
+
+def plan_lines(rows: Sequence[PlanRow], config: RunConfig) -> list[str]:
+    """What a plan's figures are, and what the layers alone need."""
+    precision = precision_here(config)
+    if config.precision == "auto":
+        precision += " (what --precision auto gives on this machine)"
+    lines = [
+        f"batch {config.batch_size} in {config.micro_batches} part(s), {precision}; each kind is its own maximum over "
+        "the update, the peak that of their sum.",
+        "Counted as CPU kernels allocate. Not counted: the allocator's overhead, a CUDA context, data loading, and on "
+        "the host the blocks whose turn it is not.",
+    ]
+    for row in rows:
+        if row.method == "blocks" and row.num_blocks > 1:
+            ratios = (f"{kind} {ratio * row.num_blocks:.3f}" for kind, ratio in row.layer_ratio.items())
+            lines.append(f"layers alone x B / end to end, B = {row.num_blocks}: {', '.join(ratios)}")
+    return lines
+
+
 def block_table(result: dict[str, Any]) -> Table:
     """Accuracy of every block in the chain, on true noise, on scrambled images, and alone."""
     table = Table(title="accuracy in percent, by block")
@@ -59,6 +94,10 @@ def forward_memory_line(memory: dict[str, int]) -> str:
 
 
 _KINDS = ("weights", "gradients", "optimizer", "activations", "other", "peak_total")
+
+
+def _number_of_blocks(row: PlanRow) -> str:
+    return "" if row.method in ("end-to-end", "checkpointing") else str(row.num_blocks)
 
 
 def _bytes(value: int | None) -> str:

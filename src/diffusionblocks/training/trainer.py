@@ -28,7 +28,7 @@ from diffusionblocks.training.ema import Ema
 from diffusionblocks.training.progress import Log
 from diffusionblocks.training.schedule import learning_rate
 from diffusionblocks.training.state import branch, restore, save
-from diffusionblocks.training.step import autocast, draw_for, make_optimizer, train_step
+from diffusionblocks.training.step import autocast, draw_for, make_optimizer, micro_batches, train_step
 
 
 class Interrupted(KeyboardInterrupt):
@@ -37,7 +37,7 @@ class Interrupted(KeyboardInterrupt):
 
 @dataclass
 class UnitState:
-    """A unit with everything that its training moves."""
+    """A unit with everything that its training moves; the trainer and the memory planner update it in the same way."""
 
     unit: Any
     optimizer: torch.optim.Optimizer
@@ -47,6 +47,46 @@ class UnitState:
     saved_at: int = 0
     batches: Iterator[tuple[Tensor, Tensor]] | None = None
     pending: list[tuple[Tensor, Tensor]] = field(default_factory=list)
+
+    @classmethod
+    def prepare(cls, unit: Any, config: TrainingConfig) -> "UnitState":
+        """A unit in training mode with its optimizer and averages, before its first update."""
+        unit.train()
+        if config.checkpointing:
+            unit.enable_checkpointing()
+        ema = Ema(unit, config.ema_decay) if config.ema_decay else None
+        return cls(unit, make_optimizer(unit, config), ema, None)
+
+    def measure(self) -> None:
+        """Measure the next two updates."""
+        self.meter = StepMeter(self.unit, self.optimizer, self.ema.average.values() if self.ema else ())
+
+    def update(self, x: Tensor, y: Tensor, lr: float, config: TrainingConfig) -> None:
+        """One update on a batch (B, ...), measured if that is asked for."""
+        with contextlib.nullcontext() if self.meter is None else self.meter.step(x, y):
+            self.pending.append(train_step(self.unit, self.optimizer, x, y, update=self.updates, lr=lr, config=config))
+            if self.ema is not None:
+                self.ema.update(self.updates)
+        self.updates += 1
+
+    def report(self, x: Tensor, y: Tensor, config: TrainingConfig) -> MemoryReport:
+        """Finish the measurement with forwards that change nothing: their randomness is put back."""
+        assert self.meter is not None, "nothing was measured"
+        draw = draw_for(self.unit, len(x), self.updates, config.seed)
+        # What layers keep is kept for one micro-batch at a time.
+        rows = next(micro_batches(len(x), config.micro_batches))
+        part = None if draw is None else draw.to(x.device)[rows]
+
+        def forward() -> Tensor:
+            with autocast(x.device, config):
+                return self.unit.loss(x[rows], y[rows], part)
+
+        def plain() -> Tensor:
+            with self.unit.unmodulated():
+                return forward()
+
+        with torch.random.fork_rng():
+            return self.meter.report(plain, forward)
 
     @property
     def name(self) -> str:
@@ -96,20 +136,15 @@ class Trainer:
         self.states = [self._prepare(module, measure_memory, trunk) for module in modules]
 
     def _prepare(self, unit: Any, measure_memory: bool, trunk: Path | None) -> UnitState:
-        unit.to(self.device).train()
-        if self.config.checkpointing:
-            unit.enable_checkpointing()
-        optimizer = make_optimizer(unit, self.config)
-        ema = Ema(unit, self.config.ema_decay) if self.config.ema_decay else None
-        state = UnitState(unit, optimizer, ema, None)
+        state = UnitState.prepare(unit.to(self.device), self.config)
         if self.run_dir is not None:
-            state.updates, messages = restore(self.run_dir / unit.name, unit, optimizer, ema)
+            state.updates, messages = restore(self.run_dir / unit.name, unit, state.optimizer, state.ema)
             state.saved_at = state.updates
             self.messages += messages
         if trunk is not None and not state.updates:
-            state.updates = branch(trunk, unit, optimizer, ema)
+            state.updates = branch(trunk, unit, state.optimizer, state.ema)
         if measure_memory and state.updates + 2 <= self.num_updates:
-            state.meter = StepMeter(unit, optimizer, ema.average.values() if ema else ())
+            state.measure()
         return state
 
     @property
@@ -187,17 +222,9 @@ class Trainer:
         if state.batches is None:
             state.batches = self._loader(state)
         x, y = (t.to(self.device, non_blocking=True) for t in next(state.batches))
-        lr = learning_rate(state.updates, self.budget.total, self.config)
-        measured = state.meter.step(x, y) if state.meter is not None else contextlib.nullcontext()
-        with measured:
-            state.pending.append(
-                train_step(state.unit, state.optimizer, x, y, update=state.updates, lr=lr, config=self.config)
-            )
-            if state.ema is not None:
-                state.ema.update(state.updates)
-        state.updates += 1
+        state.update(x, y, learning_rate(state.updates, self.budget.total, self.config), self.config)
         if state.meter is not None and not state.meter.wants_steps:
-            self.memory[state.unit.index] = self._report(state, state.meter, x, y)
+            self.memory[state.unit.index] = self._report(state, x, y)
             state.meter = None
 
     def _loader(self, state: UnitState) -> Iterator[tuple[Tensor, Tensor]]:
@@ -207,24 +234,10 @@ class Trainer:
         start = _leave_ctrl_c_to_the_trainer
         return iter(DataLoader(batches, None, sampler=numbers, num_workers=workers, worker_init_fn=start))
 
-    def _report(self, state: UnitState, meter: StepMeter, x: Tensor, y: Tensor) -> MemoryReport:
-        """Finish the measurement with forwards that change nothing: their randomness is put back."""
-        unit, rows = state.unit, len(x)
-        draw = draw_for(unit, rows, state.updates, self.config.seed)
-        draw = None if draw is None else draw.to(x.device)
-
-        def forward() -> Tensor:
-            with autocast(self.device, self.config):
-                return unit.loss(x, y, draw)
-
-        def plain() -> Tensor:
-            with unit.unmodulated():
-                return forward()
-
-        with torch.random.fork_rng():
-            report = meter.report(plain, forward)
+    def _report(self, state: UnitState, x: Tensor, y: Tensor) -> MemoryReport:
+        report = state.report(x, y, self.config)
         if self.run_dir is not None:
-            folder = self.run_dir / unit.name
+            folder = self.run_dir / state.unit.name
             folder.mkdir(parents=True, exist_ok=True)
             (folder / "memory.json").write_text(json.dumps(report.to_dict(), indent=1))
         return report

@@ -1,0 +1,266 @@
+"""The memory planner: bytes by kind of one update, for every method and number of blocks, with nothing allocated.
+
+The two updates that `memory` measures are done by the same code on fake tensors, which have shapes and no data.
+Networks of 3 and 4 layers are traced; the bytes after every operation are linear in the number of layers, so those of
+a deeper network follow exactly, and each kind's maximum is taken over the operations after that.
+"""
+
+import functools
+import json
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from transformers.initialization import no_init_weights
+
+from diffusionblocks import checkpoint
+from diffusionblocks.block import edges_of
+from diffusionblocks.conversion import family_of
+from diffusionblocks.families.vit import PlainVit
+from diffusionblocks.memory import KINDS, MemoryReport, Stage
+from diffusionblocks.partition import check_count, split_layers
+from diffusionblocks.recipes import RunConfig
+from diffusionblocks.training.run import backbone_config, blockwise_of
+from diffusionblocks.training.trainer import UnitState
+
+# From 3 layers on there is a first, a last, and one between them that has a neighbour on both sides.
+TRACED = (3, 4)
+
+METHODS = ("end-to-end", "checkpointing", "shallow", "shallow-ensemble", "blocks")
+
+Label = tuple[Any, ...]
+Sizes = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class PlanRow:
+    """Predicted memory of one update of a method.
+
+    Attributes:
+        method: its name.
+        num_blocks: B; 1 for the whole network.
+        num_layers: layers of the network, or of the largest block, that an update trains.
+        report: bytes by kind.
+        ratio: the total's "peak_total" and kinds, each divided by that of the network end to end.
+        layer_ratio: the same for the residual layers alone, with their conditioning.
+    """
+
+    method: str
+    num_blocks: int
+    num_layers: int
+    report: MemoryReport
+    ratio: dict[str, float]
+    layer_ratio: dict[str, float]
+
+    def to_dict(self) -> dict[str, Any]:
+        """As plain data for JSON."""
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class _Trace:
+    """Two fake updates: their report, and the bytes over time of the second."""
+
+    report: MemoryReport
+    stages: list[Stage]
+
+
+def precision_here(config: RunConfig) -> str:
+    """The precision that training on this machine would have: what "auto" comes to."""
+    if config.precision != "auto":
+        return config.precision
+    return "bf16" if torch.cuda.is_available() and torch.cuda.is_bf16_supported() else "fp32"
+
+
+def predict(config: RunConfig) -> MemoryReport:
+    """Predicted memory of one update of the largest unit that the config's method trains.
+
+    Args:
+        config: the settings; nothing is read from a data set, and no network is allocated.
+
+    Returns:
+        Bytes by kind, as `StepMeter` would measure them on the CPU.
+    """
+    layers = trained_layers(config)
+    traced = _traced_settings(config)
+
+    def trace(num_layers: int) -> _Trace:
+        return _trace(traced, num_layers)  # type: ignore[arg-type]  # frozen, so hashable, which pyright does not see
+
+    if layers <= max(TRACED):
+        return trace(layers).report
+    few, more = (trace(n) for n in TRACED)
+    total = _extrapolated_maxima(few.stages, more.stages, layers)
+    if total is None:
+        return trace(layers).report
+    parts = (
+        _extrapolated(getattr(few.report, part), getattr(more.report, part), layers)
+        for part in ("layers", "plain_layers")
+    )
+    return MemoryReport(total, *parts)
+
+
+def plan(config: RunConfig, num_blocks: Sequence[int] | None = None) -> list[PlanRow]:
+    """Predicted memory of every method and number of blocks.
+
+    Args:
+        config: the settings.
+        num_blocks: numbers of blocks; None takes the divisors of the number of layers and the config's own.
+
+    Returns:
+        End to end and checkpointing, then shallow, its ensemble and blocks for each number of blocks.
+
+    Raises:
+        InputError: a number of blocks that does not fit the layers or the noise law.
+    """
+    layers = config.num_layers
+    if num_blocks is None:
+        num_blocks = sorted({b for b in range(1, layers + 1) if layers % b == 0} | {config.num_blocks})
+    # Checked first, so that bad input costs no time.
+    each = [_with_blocks(config, b) for b in num_blocks]
+    end_to_end = predict(config.model_copy(update={"method": "end-to-end"}))
+    cases = [
+        config.model_copy(update={"method": method, "num_blocks": 1, "layer_split": None}) for method in METHODS[:2]
+    ]
+    for method in METHODS[2:]:
+        # Shallow networks of all the layers are the network end to end.
+        cases += [one.model_copy(update={"method": method}) for one in each if method == "blocks" or one.num_blocks > 1]
+    rows = []
+    for case in cases:
+        report = predict(case)
+        ratio, layer_ratio = (_ratio(getattr(report, p), getattr(end_to_end, p)) for p in ("total", "layers"))
+        rows.append(PlanRow(case.method, case.num_blocks, trained_layers(case), report, ratio, layer_ratio))
+    return rows
+
+
+def write_plan(path: Path, rows: Sequence[PlanRow], config: RunConfig) -> Path:
+    """Write a plan as JSON: the settings and, for every row, bytes and ratios."""
+    result = {
+        "config": config.model_dump(mode="json"),
+        "precision": precision_here(config),
+        "kernels": "CPU",
+        "rows": [row.to_dict() for row in rows],
+    }
+    checkpoint.write_text(path, json.dumps(result, indent=1))
+    return path
+
+
+def trained_layers(config: RunConfig) -> int:
+    """Layers that one update trains: all, or those of the largest block (of a shallow network as well)."""
+    if config.method in ("end-to-end", "checkpointing"):
+        return config.num_layers
+    return max(len(part) for part in split_layers(config.num_layers, config.num_blocks, config.layer_split))
+
+
+def _with_blocks(config: RunConfig, num_blocks: int) -> RunConfig:
+    """The config with another number of blocks, cut evenly unless it is the config's own."""
+    check_count("num_blocks", num_blocks)
+    split = config.layer_split if num_blocks == config.num_blocks else None
+    split_layers(config.num_layers, num_blocks, split)
+    config = config.model_copy(update={"num_blocks": num_blocks, "layer_split": split, "num_sampling_steps": None})
+    edges_of(config)
+    return config
+
+
+def _traced_settings(config: RunConfig) -> RunConfig:
+    """The settings with all that does not change the bytes of an update made the same, so that traces are shared."""
+    blocks = config.method == "blocks"
+    return config.model_copy(
+        update={
+            "method": "blocks" if blocks else "end-to-end",
+            "checkpointing": config.checkpointing or config.method == "checkpointing",
+            "precision": precision_here(config),
+            "num_blocks": 1,
+            "layer_split": None,
+            "num_sampling_steps": None,
+            "num_layers": 1,
+            "data_dir": None,
+        }
+    )
+
+
+@functools.lru_cache(maxsize=64)
+def _trace(config: RunConfig, num_layers: int) -> _Trace:
+    """Two updates of a unit of so many layers on fake tensors."""
+    mode, training = FakeTensorMode(), config.training()
+    unit = _fake_unit(config, num_layers, mode)
+    size = (config.batch_size, config.num_channels, config.image_size, config.image_size)
+    with mode:
+        state = UnitState.prepare(unit, training)
+        state.measure()
+        for _ in range(2):
+            x, y = torch.empty(size), torch.empty(config.batch_size, dtype=torch.long)
+            state.update(x, y, training.lr, training)
+        assert state.meter is not None
+        stages = state.meter.stages
+        return _Trace(state.report(x, y, training), stages)
+
+
+def _fake_unit(config: RunConfig, num_layers: int, mode: FakeTensorMode) -> nn.Module:
+    """A block with all the layers, or the plain network, without data."""
+    base, blockwise = backbone_config(config, num_layers), blockwise_of(config)
+    block_class = family_of(base)
+    targets = block_class.make_targets(blockwise, base)
+    with mode, no_init_weights():
+        backbone = block_class.backbone_class(base)
+        if config.method != "blocks":
+            return PlainVit(backbone)
+        unit = block_class(backbone, blockwise, 0, mode.from_tensor(targets))
+    # The masses of its interval are numbers, which no fake tensor has: a first draw computes and caches them.
+    unit.draw(1, torch.Generator())
+    return unit
+
+
+def _extrapolated_maxima(few: list[Stage], more: list[Stage], layers: int) -> dict[str, int] | None:
+    """Maxima by kind at another number of layers; None if the two traces do not consist of the same operations."""
+    first, second = _grouped(few, TRACED[0]), _grouped(more, TRACED[1])
+    if first.keys() != second.keys():
+        return None
+    beyond, sizes = layers - TRACED[0], list[Sizes]()
+    for label, ones in first.items():
+        others = second[label]
+        if len(ones) != len(others):
+            ones, others = [_largest(ones)], [_largest(others)]
+        for one, other in zip(ones, others, strict=True):
+            sizes.append(tuple(a + (b - a) * beyond for a, b in zip(one, other, strict=True)))
+    return dict(zip((*KINDS, "peak_total"), _largest(sizes), strict=True))
+
+
+def _largest(sizes: list[Sizes]) -> Sizes:
+    """The maximum of each kind."""
+    return tuple(map(max, zip(*sizes, strict=True)))
+
+
+def _grouped(stages: list[Stage], num_layers: int) -> dict[Label, list[Sizes]]:
+    """Bytes after every operation, named so that the same one is found in a network of another depth.
+
+    Layers are counted from both ends. What lies between the second and the last but one is linear in the layer's
+    number, so it is never above both of them. Operations that a stage has once a layer or parameter (clipping has) are
+    one, with their maximum.
+    """
+    grouped, seen = defaultdict[Label, list[Sizes]](list), Counter[Label]()
+    for stage in stages:
+        occurrence = seen[stage.event, stage.layer]
+        seen[stage.event, stage.layer] += 1
+        for end, distance in _distances(stage.layer, num_layers):
+            if distance < 2:
+                for operation, sizes in stage.operations:
+                    grouped[stage.event, occurrence, end, distance, operation].append(sizes)
+    return grouped
+
+
+def _distances(layer: int | None, num_layers: int) -> list[tuple[str, int]]:
+    return [("", 0)] if layer is None else [("first", layer), ("last", num_layers - 1 - layer)]
+
+
+def _extrapolated(few: dict[str, int], more: dict[str, int], layers: int) -> dict[str, int]:
+    return {kind: few[kind] + (more[kind] - few[kind]) * (layers - TRACED[0]) for kind in few}
+
+
+def _ratio(part: dict[str, int], whole: dict[str, int]) -> dict[str, float]:
+    return {kind: part[kind] / whole[kind] for kind in part if whole[kind]}
