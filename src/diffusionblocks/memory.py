@@ -113,7 +113,9 @@ class _Tracker(MemTracker):
 
     def _post_bw_hook(self, module: nn.Module, args: Any) -> None:
         super()._post_bw_hook(module, args)
-        self._next_stage("end backward", module)
+        # Before that, the backward of a layer ends where that of the one below it begins.
+        if self._numbers.get(module) == 0:
+            self._next_stage("end backward", module)
 
     def _next_stage(self, event: str, module: nn.Module) -> None:
         if module in self._numbers:
