@@ -8,6 +8,7 @@ import os.path
 import re
 from typing import Any
 
+import ablation
 import command_line
 import drawing
 import formulas
@@ -22,10 +23,12 @@ TEXT = re.compile(r"<!-- generated: ([\w-]+) -->")
 PICTURE = re.compile(r"<!-- picture: ([\w-]+) -->")
 
 GENERATED = {
+    "ablations": ablation.page,
     "command-line": command_line.reference,
     "layer-memory": results.layer_memory,
     "mlp-family": settings.example,
     "memory-ratios": results.memory_ratios,
+    "planner": ablation.planner,
     "presets": settings.presets,
     "edges": settings.edges,
     "plan": settings.plan,

@@ -21,7 +21,7 @@ def page(folder: Path = RESULTS) -> str:
         ("step_time", "Time of one update", step_time),
     ):
         for path in sorted(folder.glob(f"*/{name}.json")):
-            parts.append(f"## {title}: {path.parent.name}\n\n{table(path)}\n\n{provenance(_read(path))}")
+            parts.append(f"## {title}: {path.parent.name}\n\n{table(path)}\n\n{provenance(read(path))}")
     return "\n\n".join(parts)
 
 
@@ -29,7 +29,7 @@ def comparison(path: Path) -> str:
     """One compare.json: all methods, what the chain of blocks adds, whether depth helps, how it was made."""
     from diffusionblocks.report.statistics import group
 
-    result = _read(path)
+    result = read(path)
     groups = group(result["rows"])
     parts = [
         f"## {result['recipe']}",
@@ -78,7 +78,7 @@ def _scores(groups: dict[Any, list[dict[str, Any]]]) -> str:
         difference = ("", "")
         if other != key:
             found = paired_difference(own, groups[other], "accuracy")
-            difference = (_points(found.mean), f"{_points(found.low)} to {_points(found.high)}")
+            difference = (points(found.mean), f"{points(found.low)} to {points(found.high)}")
         rows.append(
             f"| {key.method} | {key.preset} | {key.num_blocks} | {key.budget} | {key.updates} | {len(scored)} | "
             f"{100 * accuracy:.2f} ± {_number(100 * accuracy_sd, 2)} | {difference[0]} | {difference[1]} | "
@@ -117,8 +117,8 @@ def _depth(groups: dict[Any, list[dict[str, Any]]]) -> str:
             gap = paired_difference(deep, own, "accuracy")
             answer = "Yes" if beats(deep, own) else "Not shown" if gap.n > 1 else "Open (it takes two seeds)"
             lines.append(
-                f"- {answer}: end to end minus shallow is {_points(gap.mean)} points "
-                f"({_points(gap.low)} to {_points(gap.high)}, n = {gap.n}); the shallow network had {key.updates} "
+                f"- {answer}: end to end minus shallow is {points(gap.mean)} points "
+                f"({points(gap.low)} to {points(gap.high)}, n = {gap.n}); the shallow network had {key.updates} "
                 f"updates (budget {key.budget}, B = {key.num_blocks})."
             )
     return "\n".join(lines) if lines else "There is no shallow control among the rows, so nothing can be said."
@@ -147,7 +147,7 @@ def _costs(groups: dict[Any, list[dict[str, Any]]]) -> str:
 
 def layer_memory(path: Path = RESULTS / "vit-digits/layer_memory.json") -> str:
     """Bytes of a block's update times B over those of the network end to end."""
-    result = _read(path)
+    result = read(path)
     rows = [
         "| part | kind | a block, bytes | end to end, bytes | block times B / end to end |",
         "|---|---|--:|--:|--:|",
@@ -162,7 +162,7 @@ def layer_memory(path: Path = RESULTS / "vit-digits/layer_memory.json") -> str:
 
 def memory_ratios(path: Path = RESULTS / "vit-digits/layer_memory.json") -> str:
     """The range of the layers' ratios in a sentence."""
-    ratios = _read(path)["ratio_times_B"]
+    ratios = read(path)["ratio_times_B"]
     layers, total = ratios["layers"].values(), ratios["total"]
     return (
         f"For the digits recipe the layers of a block take {min(layers):.2f}/B to {max(layers):.2f}/B of what the "
@@ -176,7 +176,7 @@ def step_time(path: Path = RESULTS / "vit-digits/step_time.json") -> str:
         "| case | B | batch | threads | sum of blocks, ms | end to end, ms | ratio, median of rounds | range |",
         "|---|--:|--:|--:|--:|--:|--:|---|",
     ]
-    for case in _read(path)["cases"]:
+    for case in read(path)["cases"]:
         blocks = math.fsum(seconds for name, seconds in case["seconds"].items() if name.startswith("block"))
         ratio = case["ratio"]
         rows.append(
@@ -189,7 +189,7 @@ def step_time(path: Path = RESULTS / "vit-digits/step_time.json") -> str:
 
 def published_code(path: Path) -> str:
     """Accuracy of a small network with the published defects, without each, and without all."""
-    result = _read(path)
+    result = read(path)
     rows = [
         "| defects | n | accuracy % | after block 0 % | minus `published`, points |",
         "|---|--:|--:|--:|--:|",
@@ -219,8 +219,17 @@ def provenance(result: dict[str, Any], command: str = "") -> str:
     return "To reproduce:\n\n" + "\n".join(lines)
 
 
-def _read(path: Path) -> Any:
+def read(path: Path) -> Any:
+    """A JSON file."""
     return json.loads(path.read_text(encoding="utf-8"))
+
+
+def mean_spread(shares: list[float]) -> str:
+    """Mean and sample standard deviation in percent."""
+    from diffusionblocks.report.statistics import mean_sd
+
+    mean, sd = mean_sd(shares)
+    return f"{100 * mean:.2f}" + (f" ± {100 * sd:.2f}" if len(shares) > 1 else "")
 
 
 def _states(sizes: dict[str, int]) -> int:
@@ -231,7 +240,8 @@ def _megabytes(size: int) -> str:
     return f"{size / 1e6:.3f}"
 
 
-def _points(share: float) -> str:
+def points(share: float) -> str:
+    """A difference of shares in points of a percentage."""
     return _number(100 * share, 2, "+")
 
 
