@@ -4,6 +4,7 @@ import json
 import re
 from typing import Any
 
+import ablation
 import numpy as np
 import pytest
 import results
@@ -145,3 +146,31 @@ def test_committed_measurements_are_shown_as_they_are():
         difference = f"{100 * np.mean(gaps):.2f} ± {100 * np.std(gaps, ddof=1):.2f}"
         assert shown[name]["minus `published`, points"] == difference
     assert published["commit"] in page
+
+
+def test_an_ablation_shows_differences_to_the_default_paired_by_run(tmp_path):
+    rng = np.random.default_rng(0)
+    runs = []
+    for fold in range(5):
+        for variant in ("default", "gamma 0"):
+            scores = dict(zip(("chain", "average", "chain from noise", "block 0"), rng.uniform(size=4), strict=True))
+            runs.append({"variant": variant, "seed": 0, "fold": fold, **scores})
+        runs.append({"variant": "end-to-end", "seed": 0, "fold": fold, "accuracy": rng.uniform()})
+    path = tmp_path / "vit-x/ablate.json"
+    path.parent.mkdir()
+    made = {"command": "python x", "commit": "abc", "hardware": {}, "versions": {}}
+    path.write_text(json.dumps({"recipe": "vit-x", "runs": runs, "common": {"epochs": "2"}, **made}))
+    text = ablation.page(tmp_path)
+    assert "vit-x with epochs=2" in text
+    default = np.array([run["chain"] for run in runs if run["variant"] == "default"])
+    for variant, metric in (("gamma 0", "chain"), ("end-to-end", "accuracy")):
+        own = np.array([run[metric] for run in runs if run["variant"] == variant])
+        low, high = stats.ttest_rel(own, default).confidence_interval()
+        line = next(line for line in text.splitlines() if line.startswith(f"| {variant} | 5 |"))
+        assert f"{100 * own.mean():.2f} ± {100 * own.std(ddof=1):.2f}" in line
+        assert f"{100 * (own - default).mean():+.2f} | {100 * low:+.2f} to {100 * high:+.2f} |" in line
+
+
+def test_the_planners_check_is_read_from_its_file():
+    stored = json.loads((ablation.RESULTS / "planner/planner.json").read_text())
+    assert stored["exact"] == ("is 0 bytes" in ablation.planner())

@@ -45,6 +45,19 @@ def test_training_one_block_changes_that_block_only(tiny_config, batches):
     assert torch.equal(model.targets, table)
 
 
+@pytest.mark.parametrize("share", [0.0, 0.3, 1.0])
+def test_a_share_of_the_levels_is_the_plans_own(tiny_config, share):
+    model = convert(tiny_config, 3, num_sampling_steps=7, plan_draws=share)
+    for block in model.block_list:
+        own = [step.sigma for step in model.plan.steps if step.block == block.index]
+        sigma = block.draw(4000, keyed_generator(0, "draw")).sigma
+        planned = [(sigma == level).double().mean().item() for level in own]
+        assert sum(planned) == pytest.approx(share, abs=0.04)
+        assert planned == pytest.approx([share / len(own)] * len(own), abs=0.04)
+        rest = sigma[~torch.isin(sigma, torch.tensor(own, dtype=torch.float64))]
+        assert ((rest >= block.trained_on.lo) & (rest <= block.trained_on.hi)).all()
+
+
 def test_in_turn_equals_each_alone(tiny_config, batches):
     """Blocks trained in turn, in other turns, and each by its own trainer end bit-identical, dropout and EMA on."""
     together = run(convert(tiny_config, 3), batches)

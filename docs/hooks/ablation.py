@@ -51,15 +51,11 @@ def _against(own: dict[Any, dict[str, Any]], default: dict[Any, dict[str, Any]],
 def planner(path: Path = RESULTS / "planner/planner.json") -> str:
     """How far plans were from measured updates, and how long one took."""
     result = read(path)
-    differences = [
-        abs(size)
-        for row in result["rows"]
-        for part in row["predicted_minus_measured"].values()
-        for size in part.values()
-    ]
+    parts = [part for row in result["rows"] for part in row["predicted_minus_measured"].values()]
+    differences = [abs(size) for part in parts for size in part.values()]
     plan = result["plan"]
     return (
-        f"Over {len(result['rows'])} settings of {len(differences)} figures in all, the largest difference between plan "
-        f"and measurement is {max(differences)} bytes. Planning {plan['recipe']} ({plan['rows']} rows) took "
+        f"Over {len(result['rows'])} settings, {len(differences)} figures in all, the largest difference of plan and "
+        f"measurement is {max(differences)} bytes. Planning {plan['recipe']} ({plan['rows']} rows) took "
         f"{plan['processor_seconds']:.0f} s of processor time."
     )
