@@ -9,23 +9,11 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from diffusionblocks.data.batches import ImageBatches
+from diffusionblocks.evaluation.costs import step_memory
 from diffusionblocks.provenance import write_result
-from diffusionblocks.recipes import RunConfig, resolve
-from diffusionblocks.training.run import build_units, load_split
-from diffusionblocks.training.trainer import Trainer
+from diffusionblocks.recipes import resolve
 
 KINDS = ("weights", "gradients", "optimizer", "activations")
-
-
-def measure(config: RunConfig) -> dict[str, dict[str, int]]:
-    """Two real updates of the largest unit of a method."""
-    units = build_units(config)
-    largest = max(units, key=lambda unit: len(unit.layers))  # type: ignore[arg-type]
-    training = config.training().model_copy(update={"updates": 2, "epochs": None})
-    trainer = Trainer([largest], ImageBatches(load_split(config, "train")), training, progress=False)
-    (report,) = trainer.train().values()
-    return report.to_dict()
 
 
 def main() -> None:
@@ -36,8 +24,8 @@ def main() -> None:
     options = parser.parse_args()
     settings: dict[str, Any] = dict(setting.split("=", 1) for setting in options.settings)
     config = resolve(options.recipe, flags=settings)
-    block = measure(config)
-    whole = measure(config.model_copy(update={"method": "end-to-end"}))
+    block = step_memory(config).to_dict()
+    whole = step_memory(config.model_copy(update={"method": "end-to-end"})).to_dict()
     share = 1 / config.num_blocks
     ratios = {
         part: {kind: block[part][kind] / whole["layers"][kind] / share for kind in KINDS}

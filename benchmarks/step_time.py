@@ -8,18 +8,14 @@ speed drifts does not favour one side. The first updates of every turn are not c
 
 import argparse
 import statistics
-import time
 from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import ViTForImageClassification
 
-from diffusionblocks.families.vit import PlainVit
+from diffusionblocks.evaluation.costs import step_times
 from diffusionblocks.provenance import write_result
-from diffusionblocks.recipes import RunConfig, resolve
-from diffusionblocks.training.run import backbone_config, build_units
-from diffusionblocks.training.step import make_optimizer, train_step
+from diffusionblocks.recipes import resolve
 
 CASES: dict[str, dict[str, Any]] = {
     "vit-digits": {},
@@ -33,36 +29,19 @@ CASES: dict[str, dict[str, Any]] = {
 }
 
 
-def seconds_per_update(unit: Any, optimizer: Any, config: RunConfig, first: int, turn: int, skipped: int) -> float:
-    """Median seconds of one update over a turn."""
-    size, times, training = config.image_size, list[float](), config.training()
-    x = torch.randn(config.batch_size, config.num_channels, size, size)
-    y = torch.randint(0, config.num_classes, (config.batch_size,))
-    for update in range(first, first + turn):
-        start = time.perf_counter()
-        train_step(unit, optimizer, x, y, update=update, lr=1e-3, config=training)
-        times.append(time.perf_counter() - start)
-    return statistics.median(times[skipped:])
-
-
 def measure(name: str, settings: dict[str, Any], rounds: int, turn: int, skipped: int) -> dict[str, Any]:
     """Rounds of turns of all units; medians and the ratio of every round."""
     config = resolve("vit-digits", flags=settings)
-    units: dict[str, Any] = {f"block {unit.index}": unit.train() for unit in build_units(config)}
-    units["end to end"] = PlainVit(ViTForImageClassification(backbone_config(config, config.num_layers))).train()
-    optimizers = {key: make_optimizer(unit, config.training()) for key, unit in units.items()}
-    seconds: dict[str, list[float]] = {key: [] for key in units}
-    for number in range(rounds):
-        for key, unit in units.items():
-            seconds[key].append(seconds_per_update(unit, optimizers[key], config, number * turn, turn, skipped))
-    blocks = [key for key in units if key != "end to end"]
-    ratios = [sum(seconds[key][k] for key in blocks) / seconds["end to end"][k] for k in range(rounds)]
+    configs = {"block": config, "end to end": config.model_copy(update={"method": "end-to-end"})}
+    times = step_times(configs, rounds=rounds, turn=turn, skipped=skipped)
+    ratios = [blocks / whole for blocks, whole in zip(times["block"].rounds, times["end to end"].rounds, strict=True)]
+    medians = {f"block {k}": statistics.median(seconds) for k, seconds in enumerate(times["block"].seconds)}
     result = {
         "case": name,
         "num_blocks": config.num_blocks,
         "batch_size": config.batch_size,
         "threads": torch.get_num_threads(),
-        "seconds": {key: statistics.median(values) for key, values in seconds.items()},
+        "seconds": {**medians, "end to end": statistics.median(times["end to end"].rounds)},
         "ratio": {"median": statistics.median(ratios), "min": min(ratios), "max": max(ratios)},
     }
     print(f"{name}: sum of blocks / end to end = {result['ratio']['median']:.3f} ", end="")

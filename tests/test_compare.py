@@ -28,7 +28,7 @@ def quick_timing():
 
     def times(configs, device):
         units = {name: 3 if "blocks" in name or "ensemble" in name else 1 for name in configs}
-        return {name: StepTime(float(n), float(n), float(n), n) for name, n in units.items()}
+        return {name: StepTime(((1.0, 1.0, 1.0),) * n) for name, n in units.items()}
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("diffusionblocks.compare.step_times", times)

@@ -7,10 +7,12 @@ from PIL import Image
 
 from diffusionblocks import InputError, convert
 from diffusionblocks.data.images import ImageSet, to_float
+from diffusionblocks.evaluation import costs
 from diffusionblocks.evaluation.classification import EvalOptions, evaluate_blocks, evaluate_plain
 from diffusionblocks.evaluation.predict import predict
 from diffusionblocks.families.vit import PlainVit
 from diffusionblocks.randomness import keyed_generator
+from diffusionblocks.recipes import resolve
 
 
 @pytest.fixture
@@ -140,3 +142,23 @@ def test_predict_names_classes_of_files_as_the_model_does(model, image_set, tmp_
         assert sum(p for _, p in ranked) == pytest.approx(1.0, abs=1e-5)
     with pytest.raises(InputError, match=r"missing\.png"):
         list(predict(model, [paths[0], str(tmp_path / "missing.png")]))
+
+
+def test_step_times_are_of_every_unit_in_alternation(monkeypatch):
+    """A clock that each update of a unit moves on by its number of layers: what is timed, and how often."""
+    clock, turns = [0.0], []
+
+    def step(unit, optimizer, x, y, *, update, lr, config):
+        turns.append((len(unit.layers), update))
+        clock[0] += len(unit.layers)
+        return torch.zeros(()), torch.zeros(())
+
+    monkeypatch.setattr(costs, "train_step", step)
+    monkeypatch.setattr(costs.time, "perf_counter", lambda: clock[0])
+    config = resolve("vit-digits", flags={"num_layers": 5, "num_blocks": 2, "hidden_size": 8, "num_heads": 2})
+    configs = {"blocks": config, "end-to-end": config.model_copy(update={"method": "end-to-end"})}
+    times = costs.step_times(configs, rounds=2, turn=3, skipped=1)
+    assert times["blocks"].seconds == ((3.0, 3.0), (2.0, 2.0))
+    assert times["blocks"].to_dict() == {"median": 5.0, "least": 5.0, "most": 5.0, "units": 2}
+    assert times["end-to-end"].rounds == [5.0, 5.0]
+    assert turns == [(layers, update) for first in (0, 3) for layers in (3, 2, 5) for update in range(first, first + 3)]

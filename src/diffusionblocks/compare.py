@@ -187,7 +187,7 @@ def measure_costs(comparison: Comparison, path: Path, device: str = "cpu") -> di
         return stored["costs"]
     times = step_times(configs, device)
     costs = {
-        name: {**step_memory(config, device).to_dict(), "step": dataclasses.asdict(times[name])}
+        name: {**step_memory(config, device).to_dict(), "step": times[name].to_dict()}
         for name, config in configs.items()
     }
     if "checkpointing" in configs:

@@ -4,6 +4,7 @@ Times are taken in alternation, a turn of updates of every unit in each round, s
 not favour one side; ratios between methods are then those of one run.
 """
 
+import math
 import statistics
 import time
 from collections.abc import Mapping
@@ -26,17 +27,24 @@ from diffusionblocks.training.trainer import Trainer
 
 @dataclass(frozen=True)
 class StepTime:
-    """Seconds of one update of every unit of a method, one after the other: the sum over blocks or members.
+    """Seconds of one update of each unit of a method.
 
     Attributes:
-        median, least, most: over the rounds.
-        units: how many updates that is.
+        seconds: for each unit (block, member, or the one network) its seconds in every round.
     """
 
-    median: float
-    least: float
-    most: float
-    units: int
+    seconds: tuple[tuple[float, ...], ...]
+
+    @property
+    def rounds(self) -> list[float]:
+        """Seconds of an update of all units, one after the other, in every round."""
+        return [math.fsum(units) for units in zip(*self.seconds, strict=True)]
+
+    def to_dict(self) -> dict[str, float]:
+        """Median, least and most of the rounds, in seconds, and the number of units."""
+        rounds = self.rounds
+        spread = {"median": statistics.median(rounds), "least": min(rounds), "most": max(rounds)}
+        return {**spread, "units": len(self.seconds)}
 
 
 def random_batches(config: RunConfig, size: int) -> TensorBatches:
@@ -68,17 +76,18 @@ def step_times(
         skipped: updates at the start of a turn that are not counted.
     """
     units = {
-        name: [_prepared(unit, config, device) for unit in build_units(config)] for name, config in configs.items()
+        (name, number): (config, *_prepared(unit, config, device))
+        for name, config in configs.items()
+        for number, unit in enumerate(build_units(config))
     }
-    seconds: dict[str, list[float]] = {name: [] for name in configs}
-    shown = track(range(rounds), "timing", console=Console(stderr=True), transient=True)
-    for number in shown:
-        for name, config in configs.items():
-            first = number * turn
-            seconds[name].append(sum(_turn(*unit, config, range(first, first + turn), skipped) for unit in units[name]))
+    seconds: dict[tuple[str, int], list[float]] = {key: [] for key in units}
+    for number in track(range(rounds), "timing", console=Console(stderr=True), transient=True):
+        updates = range(number * turn, (number + 1) * turn)
+        for key, (config, unit, optimizer) in units.items():
+            seconds[key].append(_turn(unit, optimizer, config, updates, skipped))
     return {
-        name: StepTime(statistics.median(values), min(values), max(values), len(units[name]))
-        for name, values in seconds.items()
+        name: StepTime(tuple(tuple(values) for (other, _), values in seconds.items() if other == name))
+        for name in configs
     }
 
 
