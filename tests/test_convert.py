@@ -161,7 +161,7 @@ def test_a_block_called_without_a_level_raises_and_says_how(tiny_network, images
 @pytest.mark.parametrize("preset", ["default", "paper"])
 def test_plain_forward_runs_the_stored_plan(tiny_network, images, labels, preset):
     """Against a loop over the plan's rows written out by hand."""
-    model = convert(tiny_network, 3, preset=preset, num_sampling_steps=5)
+    model = convert(tiny_network, 3, preset=preset, num_sampling_steps=5, decoding="chain")
     _perturb(model)
     with torch.no_grad():
         output = model(images, labels=labels)
@@ -180,7 +180,7 @@ def test_plain_forward_runs_the_stored_plan(tiny_network, images, labels, preset
 
 def test_denoisers_of_a_model_run_under_any_sampler(tiny_network, images):
     """`sample` over the model's denoisers ends at what the last block denoised, which the plain forward decodes."""
-    model = convert(tiny_network, 3)
+    model = convert(tiny_network, 3, decoding="chain")
     _perturb(model)
     with torch.no_grad():
         z = sample(model.denoisers(images), torch.zeros(37, 3), model.plan)

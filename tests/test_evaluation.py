@@ -58,9 +58,30 @@ def test_figures_are_those_of_the_models_own_calls(model, image_set):
         alone = first(x, torch.zeros(37, 3), torch.full((37,), 80.0))
         assert result["blocks"][0]["alone"]["accuracy"] == accuracy(alone, y)
         assert result["blocks"][0]["chain_after"]["accuracy"] == accuracy(alone, y)
-    assert result["chain_gain"] == result["accuracy"] - result["blocks"][0]["chain_after"]["accuracy"]
-    averaged = evaluate_blocks(model, image_set, EvalOptions(decoding="average"))
-    assert averaged["accuracy"] == result["average"]["accuracy"]
+        assert result["chain"]["accuracy"] == accuracy(model.decode(x, decoding="chain"), y)
+    assert result["chain_gain"] == result["chain"]["accuracy"] - result["blocks"][0]["chain_after"]["accuracy"]
+    for decoding in ("average", "chain"):
+        chosen = evaluate_blocks(model, image_set, EvalOptions(decoding=decoding))
+        assert chosen["accuracy"] == result[decoding]["accuracy"]
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({}, "average"),
+        ({"start": "zero"}, "chain"),
+        ({"num_sampling_steps": 5}, "chain"),
+        ({"start": "noise", "chains": 2}, "chain"),
+        ({"start": "noise", "decoding": "average"}, "average"),
+    ],
+)
+def test_whoever_names_a_part_of_the_chain_asks_for_it(model, image_set, options, expected):
+    result = evaluate_blocks(model, image_set, EvalOptions(**options))
+    assert result["decoding"] == expected
+    x, noise = to_float(image_set.images), {"generator": keyed_generator(0, "start", 0)}
+    if options.get("chains", 1) == 1:
+        with torch.no_grad():
+            assert result["accuracy"] == accuracy(model.decode(x, **noise, **options), image_set.labels)
 
 
 class KnowsTheLabel(torch.nn.Module):

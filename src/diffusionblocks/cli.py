@@ -66,7 +66,7 @@ def _parser() -> _Parser:
     evaluate.add_argument("--start", choices=["zero", "noise"], help="start of the chain (default: the run's)")
     evaluate.add_argument("--num-sampling-steps", metavar="N", help="steps of the plan (default: the run's)")
     evaluate.add_argument("--chains", metavar="K", default="1", help="with --start noise: chains to average")
-    evaluate.add_argument("--decoding", choices=["chain", "average"], default="chain", help="which answer counts")
+    evaluate.add_argument("--decoding", choices=["chain", "average"], help="which answer counts (default: the run's)")
     evaluate.add_argument("--data-dir", metavar="DIR", help="where the data are now (default: the run's)")
     evaluate.add_argument("--seed", default="0", help="seed of the noise")
     evaluate.add_argument("--device", default="auto")
@@ -80,7 +80,7 @@ def _parser() -> _Parser:
     compare.add_argument("--folds", metavar="N", default="1", help="digits: folds, each with every seed (default 1)")
     for name, what in (("methods", "methods"), ("budgets", "budgets"), ("presets", "presets of the blocks")):
         compare.add_argument(f"--{name}", metavar="A,B", help=f"these {what} alone (default: all)")
-    compare.add_argument("--trunk", metavar="X", default="0.5", help="share of the trunk in blocks+trunk (default 0.5)")
+    compare.add_argument("--trunk", metavar="X", default="0.75", help="share of the trunk in blocks+trunk (default 0.75)")
     compare.add_argument("--split", choices=["test", "validation"], default="test")
     compare.add_argument("--device", default="auto")
     _add_settings(compare, RunConfig, without=("preset", "method", "budget", "trunk", "seed", "fold"))

@@ -81,7 +81,7 @@ class Comparison:
     methods: Sequence[str] = METHODS
     budgets: Sequence[str] = BUDGETS
     presets: Sequence[str] = PRESETS
-    trunk: float = 0.5
+    trunk: float = 0.75
     split: str = "test"
 
     def __post_init__(self) -> None:

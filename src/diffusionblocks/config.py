@@ -47,11 +47,14 @@ class BlockwiseConfig(BaseModel):
     plan_draws: float = Field(
         0.0, ge=0, le=1, description="share of training levels that are the plan's own, at random"
     )
-    z_dropout: float = Field(0.2, ge=0, lt=1, description="share of training samples that see z = 0 for their target")
+    z_dropout: float = Field(0.8, ge=0, lt=1, description="share of training samples that see z = 0 for their target")
 
     num_sampling_steps: int | None = Field(None, ge=1, description="steps of the stored plan; default: one a block")
     spacing: Literal["karras", "log", "mass"] = Field("karras", description="how steps are placed inside a block")
     start: Literal["zero", "noise"] = Field("zero", description="state the chain starts from")
+    decoding: Literal["chain", "average"] = Field(
+        "average", description="the answer for a class: the chain's last, or the mean of all blocks' at z = 0"
+    )
 
     @model_validator(mode="after")
     def _blocks_fit_together(self) -> "BlockwiseConfig":
@@ -87,6 +90,7 @@ PAPER: dict[str, Any] = {
     "z_dropout": 0.0,
     "num_sampling_steps": 4,
     "start": "noise",
+    "decoding": "chain",
 }
 """The paper's settings (Sections 3.3 and 4.1, Appendices B-D), as far as the blocks stay independent of each other."""
 

@@ -65,6 +65,7 @@ class BlockwiseModel(nn.Module):
             num_sampling_steps: steps, if other than the stored plan's; at least one per block.
             **options: the family's; for classes start, decoding, chains, generator (see `VitBlock.decode`).
         """
+        options["decoding"] = decoding_of(self.config, num_sampling_steps=num_sampling_steps, **options)
         options.setdefault("start", self.config.start)
         # Without a generator the start noise is a fixed one, so that a plain call is a function of x.
         options.setdefault("generator", keyed_generator(0, "start"))
@@ -114,6 +115,21 @@ class BlockwiseModel(nn.Module):
             raise InputError("file", str(folder / "targets.safetensors"), "a table `targets` (K, target_dim)")
         blocks = [load_block(folder / f"block-{k}", config, k, table) for k in range(config.num_blocks)]
         return cls(blocks, config).eval()
+
+
+def decoding_of(
+    config: BlockwiseConfig,
+    *,
+    decoding: str | None = None,
+    start: str | None = None,
+    chains: int = 1,
+    num_sampling_steps: int | None = None,
+    **options: Any,
+) -> str:
+    """The decoding that is asked for: the one named, the chain for whoever names a part of it, else the config's."""
+    if decoding is not None:
+        return decoding
+    return "chain" if start is not None or chains != 1 or num_sampling_steps is not None else config.decoding
 
 
 def load_block(folder: Path, config: BlockwiseConfig, index: int, targets: Tensor) -> Block:

@@ -18,7 +18,7 @@ from diffusionblocks.block import plan_of
 from diffusionblocks.data.images import ImageSet, to_float
 from diffusionblocks.families.vit import Decoding, PlainVit, VitBlock, VitEnsemble, chain, log_probs
 from diffusionblocks.memory import forward_memory
-from diffusionblocks.model import BlockwiseModel
+from diffusionblocks.model import BlockwiseModel, decoding_of
 from diffusionblocks.randomness import keyed_generator
 from diffusionblocks.sampling import Start, initial_state
 from diffusionblocks.targets import mean_pairwise_cosine
@@ -34,7 +34,8 @@ class EvalOptions:
         start: where the chain starts; None: as the model's config says.
         num_sampling_steps: steps of the plan; None: the stored plan's.
         chains: with start "noise", how many chains to average.
-        decoding: what counts as the model's answer, "chain" or "average".
+        decoding: what counts as the model's answer, "chain" or "average"; None: the chain if one of the above is set,
+            else as the model's config says.
         batch_size: samples at a time; the result does not depend on it.
         seed: seed of all noise.
     """
@@ -42,7 +43,7 @@ class EvalOptions:
     start: Start | None = None
     num_sampling_steps: int | None = None
     chains: int = 1
-    decoding: Decoding = "chain"
+    decoding: Decoding | None = None
     batch_size: int = 250
     seed: int = 0
 
@@ -108,7 +109,14 @@ def evaluate_blocks(model: BlockwiseModel, images: ImageSet, options: EvalOption
     ]
     logs = {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
     last, labels = plan.last_steps(), images.labels
-    chosen = logs["average"] if options.decoding == "average" else logs[f"step {len(plan.steps) - 1}"]
+    decoding = decoding_of(
+        model.config,
+        decoding=options.decoding,
+        start=options.start,
+        chains=options.chains,
+        num_sampling_steps=options.num_sampling_steps,
+    )
+    chosen = logs["average"] if decoding == "average" else logs[f"step {len(plan.steps) - 1}"]
     blocks = []
     for block in range(model.config.num_blocks):
         after, oracle = _scores(logs[f"step {last[block]}"], labels), _scores(logs[f"oracle {block}"], labels)
@@ -128,7 +136,7 @@ def evaluate_blocks(model: BlockwiseModel, images: ImageSet, options: EvalOption
     x = to_float(images.images[: options.batch_size]).to(model.targets.device)
     return {
         **_scores(chosen, labels),
-        "decoding": options.decoding,
+        "decoding": decoding,
         "chain": _scores(logs[f"step {len(plan.steps) - 1}"], labels),
         "average": _scores(logs["average"], labels),
         "chain_gain": blocks[-1]["chain_after"]["accuracy"] - blocks[0]["chain_after"]["accuracy"],

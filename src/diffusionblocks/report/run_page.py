@@ -21,8 +21,6 @@ from diffusionblocks.report.text import byte_unit, memory_total, percent, points
 from diffusionblocks.training.progress import METRICS
 from diffusionblocks.training.run import PROVENANCE_FILE, load_config, load_trained
 
-DEFAULT_EVAL = {"chains": 1, "decoding": "chain"}
-
 
 def run_page(run_dir: Path, split: str, images: ImageSet, prefix: str = "", device: str = "cpu") -> dict[str, Any]:
     """Everything the template needs of a run that has been evaluated on the split.
@@ -234,9 +232,12 @@ def _commands(run_dir: Path, config: RunConfig, result: dict[str, Any], split: s
     stored = {
         "start": config.start,
         "num_sampling_steps": config.num_sampling_steps or config.num_blocks,
-        **DEFAULT_EVAL,
+        "chains": 1,
     }
-    for option, default in stored.items() if "blocks" in result else ():
-        if result[option] != default:
-            score += [f"--{option.replace('_', '-')}", str(result[option])]
+    if "blocks" in result:
+        named = {option: result[option] for option, default in stored.items() if result[option] != default}
+        # Whoever names a part of the chain asks for the chain, so the decoding goes with it.
+        if named or result["decoding"] != config.decoding:
+            named["decoding"] = result["decoding"]
+        score += [word for name, value in named.items() for word in (f"--{name.replace('_', '-')}", str(value))]
     return [shlex.join(command) for command in (train, score, ["dblocks", "report", str(run_dir), "--split", split])]
