@@ -171,6 +171,18 @@ def test_the_command_prints_the_table_and_writes_the_page(result, folder, capsys
 BUDGET = "layer-evaluations"
 
 
+def test_what_a_comparison_varies_is_not_taken_from_a_file(tmp_path):
+    path = tmp_path / "settings.json"
+    path.write_text(json.dumps({**TINY, "method": "shallow", "trunk": 0.5, "seed": 7, "lr": 0.01}))
+    entries = Comparison("vit-digits", config_file=path, seeds=1).entries()
+    assert {(e.method, e.config.method, e.config.trunk) for e in entries if "blocks" in e.method} == {
+        ("blocks", "blocks", 0.0),
+        ("blocks+trunk", "blocks", 0.75),
+    }
+    assert {e.config.seed for e in entries} == {0}
+    assert {e.config.lr for e in entries} == {0.01}
+
+
 def test_folds_are_rows_of_their_own():
     entries = Comparison("vit-digits", TINY, seeds=2, folds=5, methods=("end-to-end",)).entries()
     assert {(e.config.seed, e.config.fold) for e in entries} == set(itertools.product(range(2), range(5)))

@@ -80,7 +80,9 @@ def _parser() -> _Parser:
     compare.add_argument("--folds", metavar="N", default="1", help="digits: folds, each with every seed (default 1)")
     for name, what in (("methods", "methods"), ("budgets", "budgets"), ("presets", "presets of the blocks")):
         compare.add_argument(f"--{name}", metavar="A,B", help=f"these {what} alone (default: all)")
-    compare.add_argument("--trunk", metavar="X", default="0.75", help="share of the trunk in blocks+trunk (default 0.75)")
+    compare.add_argument(
+        "--trunk", metavar="X", default="0.75", help="share of the trunk in blocks+trunk (default 0.75)"
+    )
     compare.add_argument("--split", choices=["test", "validation"], default="test")
     compare.add_argument("--device", default="auto")
     _add_settings(compare, RunConfig, without=("preset", "method", "budget", "trunk", "seed", "fold"))

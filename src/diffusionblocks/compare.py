@@ -94,7 +94,8 @@ class Comparison:
 
     def config(self, **settings: Any) -> RunConfig:
         """The settings of a run of it."""
-        return resolve(self.recipe, self.config_file, {"preset": "default", **self.settings, **settings})
+        own = {"preset": "default", "method": "blocks", "trunk": 0, "budget": "layer-evaluations", "seed": 0, "fold": 0}
+        return resolve(self.recipe, self.config_file, {**self.settings, **own, **settings})
 
     def entries(self) -> list[Entry]:
         """Every run, seed by seed."""

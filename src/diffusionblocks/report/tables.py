@@ -87,6 +87,17 @@ def block_table(result: dict[str, Any]) -> Table:
     return table
 
 
+def compare_table(groups: Groups) -> Table:
+    """The rows of a comparison: score, spread, difference to end to end, memory by kind, time."""
+    rows = [table_row(key, groups) for key in groups]
+    table = Table(title="a line is the mean over its runs; memory is that of one update of the largest unit")
+    for column in rows[0]:
+        table.add_column(column, justify="left" if column in ("method", "budget") else "right")
+    for row in rows:
+        table.add_row(*row.values())
+    return table
+
+
 def forward_memory_line(memory: dict[str, int]) -> str:
     """Measured memory of a forward in one line."""
     kinds = ", ".join(f"{name} {_bytes(memory[name])}" for name in ("weights", "activations", "other", "peak_total"))
@@ -106,14 +117,3 @@ def _bytes(value: int | None) -> str:
 
 def _percent(scores: dict[str, float]) -> str:
     return f"{100 * scores['accuracy']:.2f}"
-
-
-def compare_table(groups: Groups) -> Table:
-    """The rows of a comparison: score, spread, difference to end to end, memory by kind, time."""
-    rows = [table_row(key, groups) for key in groups]
-    table = Table(title="a line is the mean over its runs; memory is that of one update of the largest unit")
-    for column in rows[0]:
-        table.add_column(column, justify="left" if column in ("method", "budget") else "right")
-    for row in rows:
-        table.add_row(*row.values())
-    return table
