@@ -81,7 +81,7 @@ def _parser() -> _Parser:
     for name, what in (("methods", "methods"), ("budgets", "budgets"), ("presets", "presets of the blocks")):
         compare.add_argument(f"--{name}", metavar="A,B", help=f"these {what} alone (default: all)")
     compare.add_argument(
-        "--trunk", metavar="X", default="0.75", help="share of the trunk in blocks+trunk (default 0.75)"
+        "--trunk", metavar="X", default="0.75", help="share of the trunk of blocks+trunk (default .75)"
     )
     compare.add_argument("--split", choices=["test", "validation"], default="test")
     compare.add_argument("--device", default="auto")

@@ -25,7 +25,7 @@ from diffusionblocks.evaluation.score import score_run
 from diffusionblocks.memory import KINDS
 from diffusionblocks.provenance import provenance
 from diffusionblocks.recipes import RunConfig, resolve
-from diffusionblocks.training.run import claim_folder, make_trainers
+from diffusionblocks.training.run import PROVENANCE_FILE, claim_folder, make_trainers
 
 COMPARE_FILE = "compare.json"
 METHODS = ("end-to-end", "checkpointing", "shallow", "shallow-ensemble", "blocks", "blocks+trunk")
@@ -158,9 +158,9 @@ def compare(comparison: Comparison, folder: Path, device: str = "cpu", progress:
                 trainer.train()
             checkpoint.write_text(run_dir / "budget.json", json.dumps(dataclasses.asdict(trainer.budget)))
             score_run(run_dir, comparison.split, device=device)
-        scored.append((entry, read_json(run_dir / f"eval-{comparison.split}.json"), read_json(run_dir / "budget.json")))
+        scored.append((entry, run_dir))
     costs = measure_costs(comparison, folder / "costs.json", device)
-    rows = [_row(entry, result, budget, costs[entry.cost]) for entry, result, budget in scored]
+    rows = [_row(entry, run_dir, comparison.split, costs[entry.cost]) for entry, run_dir in scored]
     if "checkpointing" in comparison.methods:
         rows.append(_checkpointing_row(comparison.config(method="checkpointing"), costs))
     made = provenance()
@@ -198,9 +198,9 @@ def measure_costs(comparison: Comparison, path: Path, device: str = "cpu") -> di
     return costs
 
 
-def _row(entry: Entry, result: dict[str, Any], budget: dict[str, int], costs: dict[str, Any]) -> dict[str, Any]:
-    """One row; updates are those of each block, with its share of the trunk's."""
-    config = entry.config
+def _row(entry: Entry, run_dir: Path, split: str, costs: dict[str, Any]) -> dict[str, Any]:
+    """One row; updates are those of each block, with its share of the trunk's; commit is that which began the run."""
+    config, result, budget = entry.config, read_json(run_dir / f"eval-{split}.json"), read_json(run_dir / "budget.json")
     updates = budget["last"] - budget["first"] + budget["first"] // config.num_blocks
     scores = result["members"][0] if entry.config.method != entry.trained.method else result
     metrics = {name: scores[name] for name in ("accuracy", "cross_entropy")}
@@ -211,10 +211,18 @@ def _row(entry: Entry, result: dict[str, Any], budget: dict[str, int], costs: di
             "chain_gain": result["chain_gain"],
             "average_accuracy": result["average"]["accuracy"],
         }
-    row = {"method": entry.method, "preset": config.preset, "num_blocks": config.num_blocks, "seed": config.seed}
-    return {**row, "fold": config.fold, "budget": config.budget, "updates": updates, "metrics": metrics} | _costs(
-        costs, config.batch_size
-    )
+    return {
+        "method": entry.method,
+        "preset": config.preset,
+        "num_blocks": config.num_blocks,
+        "seed": config.seed,
+        "fold": config.fold,
+        "budget": config.budget,
+        "updates": updates,
+        "metrics": metrics,
+        "commit": read_json(run_dir / PROVENANCE_FILE)["commit"],
+        **_costs(costs, config.batch_size),
+    }
 
 
 def _costs(costs: dict[str, Any], batch_size: int) -> dict[str, Any]:
