@@ -1,6 +1,7 @@
 """The command line: the whole job on real images in small, and one clear line for bad input, with nothing lost."""
 
 import json
+import shutil
 import subprocess
 import sys
 
@@ -79,6 +80,20 @@ def test_controls_run_through_the_same_commands(tmp_path, capsys, method, layers
     assert main(["eval", folder]) == 0
     assert json.loads((tmp_path / method / "model/config.json").read_text())["num_hidden_layers"] == layers
     assert main(["train", "vit-digits", "--method", method, "--run", folder, *SHORT, "--block", "0"]) == 2
+
+
+def test_a_run_goes_on_with_other_workers_and_turns(run_dir, tmp_path):
+    """What has no part in the result may change: the weights are those of the run that had one setting throughout."""
+    folder = tmp_path / "run"
+    assert main(["train", "vit-digits", "--run", str(folder), *SHORT]) == 0
+    for block in ("block-0", "block-1"):
+        shutil.rmtree(folder / block / "checkpoint-00000012")
+    changed = ["--rotate-every", "3", "--checkpoint-every", "5", "--num-workers", "1"]
+    assert main(["train", "vit-digits", "--run", str(folder), *SHORT, *changed]) == 0
+    assert json.loads((folder / "config.json").read_text())["rotate_every"] == 3
+    for block in ("block-0", "block-1"):
+        one, other = (load_file(run / f"model/{block}/model.safetensors") for run in (run_dir, folder))
+        assert all(torch.equal(one[name], other[name]) for name in one)
 
 
 def test_another_config_in_the_folder_is_refused_and_nothing_is_lost(run_dir, capsys):

@@ -35,12 +35,12 @@ from diffusionblocks.training.trainer import Trainer
 CONFIG_FILE = "config.json"
 PROVENANCE_FILE = "provenance.json"
 TRUNK = "trunk"
-OPERATION = ("recipe", "data_dir", "num_workers", "rotate_every", "checkpoint_every")
-"""Settings that say where and how a run is done and have no part in its result."""
+OPERATION = ("data_dir", "num_workers", "rotate_every", "checkpoint_every")
+"""Settings that say where and how a run is done and have no part in its result: they may change when it goes on."""
 
 
 def claim_folder(run_dir: Path, config: RunConfig) -> None:
-    """Make the folder a run of this config, or check that it is one.
+    """Make the folder a run of this config, or check that it is one; what has no part in the result may differ.
 
     Raises:
         InputError: the folder has another config (the first setting that differs is named), or foreign files.
@@ -49,10 +49,12 @@ def claim_folder(run_dir: Path, config: RunConfig) -> None:
     if path.exists():
         stored, given = load_config(run_dir).model_dump(), config.model_dump()
         for name, value in given.items():
-            if stored[name] != value:
+            if name not in OPERATION and stored[name] != value:
                 raise InputError(
                     name, value, f"{stored[name]!r}, as in {path}", "take another --run folder, or the same settings"
                 )
+        if stored != given:  # the data have moved, say
+            checkpoint.write_text(path, config.model_dump_json(indent=1))
         return
     if run_dir.exists() and (not run_dir.is_dir() or any(run_dir.iterdir())):
         raise InputError("run", str(run_dir), "a new or empty folder, or one with a run", "take another")
@@ -193,7 +195,7 @@ def _check_trunk(trunk_dir: Path, config: RunConfig) -> None:
     stored, wanted = load_config(trunk_dir), config.model_copy(update={"method": "trunk"})
     for name, value in wanted.model_dump().items():
         found = getattr(stored, name)
-        if name not in OPERATION and found != value:
+        if name not in (*OPERATION, "recipe") and found != value:
             raise InputError(name, value, f"{found!r}, as in {trunk_dir}", "give --from a trunk of the same settings")
 
 
