@@ -276,7 +276,7 @@ def test_one_seed_has_no_interval_and_a_chain_without_gain_is_named_first(tmp_pa
     folder = compare(tmp_path / "all", rows)
     assert main(["report", str(folder), "--out", str(tmp_path / "x.html")]) == 0
     page = (tmp_path / "x.html").read_text()
-    assert first_line(page) == "blocks, B = 2: the chain gains nothing over block 0 alone."
+    assert first_line(page) == "blocks, B = 2, equal layer evaluations: the chain gains nothing over block 0 alone."
     assert "+1.00 points (one seed: no interval) beside end to end" in text_of(page)
     assert "nan" not in text_of(page[page.index("<main") :]).lower()
     assert "One run of blocks" not in page

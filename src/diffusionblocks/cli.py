@@ -199,7 +199,7 @@ def _compare(arguments: argparse.Namespace) -> int:
     from diffusionblocks.compare import Comparison, compare
     from diffusionblocks.report.statistics import group
     from diffusionblocks.report.tables import compare_table, show
-    from diffusionblocks.report.verdicts import cards, depth, leads, savings
+    from diffusionblocks.report.verdicts import depth, leads, savings
     from diffusionblocks.training.trainer import Interrupted
 
     _needs_report_extra()
@@ -221,7 +221,7 @@ def _compare(arguments: argparse.Namespace) -> int:
         print(f"dblocks: stopped and saved in {folder}; the same command goes on", file=sys.stderr)
         return 130
     groups = group(result["rows"])
-    print("\n".join([*leads(cards(groups)), depth(groups), *savings(groups)]))
+    print("\n".join([*leads(groups), depth(groups), *savings(groups)]))
     show(compare_table(groups))
     print(f"written: {folder / 'compare.json'}")
     return _report(_parser().parse_args(["report", str(folder), "--split", comparison.split]))

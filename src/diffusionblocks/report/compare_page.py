@@ -43,7 +43,7 @@ def compare_page(folder: Path) -> dict[str, Any]:
         return {
             "title": f"{stored['recipe']}: blocks and controls",
             "facts": f"{stored.get('split', 'test')} split; {runs(stored['rows'])} in each row of the table at most",
-            "headline": [*leads(found), depth(groups)],
+            "headline": [*leads(groups), depth(groups)],
             "savings": savings(groups),
             "cards": found,
             "words": ("budget", AGAINST),

@@ -90,11 +90,13 @@ def block_table(result: dict[str, Any]) -> Table:
 def compare_table(groups: Groups) -> Table:
     """The rows of a comparison: score, spread, difference to end to end, memory by kind, time."""
     rows = [table_row(key, groups) for key in groups]
-    table = Table(title="a line is the mean over its runs; memory is that of one update of the largest unit")
-    for column in rows[0]:
-        table.add_column(column, justify="left" if column in ("method", "budget") else "right")
+    table = Table(title="means over n runs; memory is that of one update of the largest unit, each kind's own maximum")
+    columns = [column for column in rows[0] if column != "cross-entropy, nats" and not column.startswith("sum")]
+    for column in columns:
+        table.add_column(column.replace(", ", "\n"), justify="left" if column in ("method", "budget") else "right")
     for row in rows:
-        table.add_row(*row.values())
+        budget = row["budget"].removeprefix("equal ")
+        table.add_row(*(budget if column == "budget" else row[column] for column in columns))
     return table
 
 

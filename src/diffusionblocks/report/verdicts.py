@@ -30,9 +30,12 @@ def control(groups: Groups, method: str, key: Key, updates: int | None = None) -
         groups: all groups.
         method: the control.
         key: the group of blocks; the control has its number of blocks and its budget, if there is such a one.
-        updates: how many updates the control had; None: any.
+        updates: how many updates the control had, but for the rounding of epochs; None: any.
     """
-    found = [other for other in groups if other.method == method and updates in (None, other.updates)]
+    found = [other for other in groups if other.method == method]
+    if updates is not None:
+        found = [other for other in found if abs(other.updates - updates) <= key.num_blocks]
+        found.sort(key=lambda other: abs(other.updates - updates))
     found = [other for other in found if other.num_blocks == key.num_blocks] or found
     found = [other for other in found if other.budget == key.budget] or found
     return found[0] if found else None
@@ -57,8 +60,6 @@ def cards(groups: Groups) -> list[dict[str, str]]:
                 entry[f"minus {words}"] = _difference(rows, groups[other])
         gain, spread = mean_sd(values(rows, "chain_gain"))
         entry["gain of the chain over block 0"] = _mean_sd(gain, spread, rows, "points", "+")
-        if not gain > 0:
-            entry["warning"] = f"{name_of(key)}: the chain gains nothing over block 0 alone."
         found.append(entry)
     return found
 
@@ -69,12 +70,16 @@ def _updates(groups: Groups, key: Key) -> int:
     return key.updates if whole is None else whole.updates
 
 
-def leads(found: Sequence[dict[str, str]]) -> list[str]:
-    """The first lines: chains without gain, then each group of blocks beside end to end."""
-    warnings = [card["warning"] for card in found if "warning" in card]
+def leads(groups: Groups) -> list[str]:
+    """The first lines: chains without gain, whatever their budget, then each group of blocks beside end to end."""
+    warnings = [
+        f"{name_of(key)}, {BUDGETS.get(key.budget, key.budget)}: the chain gains nothing over block 0 alone."
+        for key, rows in groups.items()
+        if key.method in OF_BLOCKS and not mean_sd(values(rows, "chain_gain"))[0] > 0
+    ]
     beside = [
         f"{card['name']}: {card['accuracy']}, {card['minus end to end']} beside end to end at equal layer evaluations."
-        for card in found
+        for card in cards(groups)
         if "minus end to end" in card
     ]
     return [*warnings, *beside]
