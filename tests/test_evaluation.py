@@ -180,6 +180,6 @@ def test_step_times_are_of_every_unit_in_alternation(monkeypatch):
     configs = {"blocks": config, "end-to-end": config.model_copy(update={"method": "end-to-end"})}
     times = costs.step_times(configs, rounds=2, turn=3, skipped=1)
     assert times["blocks"].seconds == ((3.0, 3.0), (2.0, 2.0))
-    assert times["blocks"].to_dict() == {"median": 5.0, "least": 5.0, "most": 5.0, "units": 2}
+    assert times["blocks"].to_dict() == {"median": 5.0, "least": 5.0, "most": 5.0, "units": 2, "threads": 1}
     assert times["end-to-end"].rounds == [5.0, 5.0]
     assert turns == [(layers, update) for first in (0, 3) for layers in (3, 2, 5) for update in range(first, first + 3)]

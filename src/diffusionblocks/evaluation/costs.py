@@ -41,10 +41,10 @@ class StepTime:
         return [math.fsum(units) for units in zip(*self.seconds, strict=True)]
 
     def to_dict(self) -> dict[str, float]:
-        """Median, least and most of the rounds, in seconds, and the number of units."""
+        """Median, least and most of the rounds, in seconds, the number of units, and the threads of the processor."""
         rounds = self.rounds
         spread = {"median": statistics.median(rounds), "least": min(rounds), "most": max(rounds)}
-        return {**spread, "units": len(self.seconds)}
+        return {**spread, "units": len(self.seconds), "threads": torch.get_num_threads()}
 
 
 def random_batches(config: RunConfig, size: int) -> TensorBatches:
