@@ -65,7 +65,7 @@ def _points(groups: Groups) -> tuple[dict[str, list[float]], str]:
 
 
 def _budget(key: Key) -> str:
-    return f"{key.updates:,} updates" + (", equal samples" if key.budget == "samples" else "")
+    return f"{key.updates:,} updates" + (" (samples)" if key.budget == "samples" else "")
 
 
 def _memory(groups: Groups, folder: Path) -> Markup:
