@@ -7,8 +7,8 @@ import numpy as np
 import torch
 from drawing import BLOCKS, INK, Picture, log_axis
 from matplotlib.figure import Figure
-from runs import losses_of_a_small_run
 from settings import configs
+from small_run import losses_of_a_small_run
 
 from diffusionblocks import precondition
 from diffusionblocks.block import edges_of, law_of, plan_of
