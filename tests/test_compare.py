@@ -17,7 +17,7 @@ from diffusionblocks.training.run import load_split, load_trained
 
 TINY = {
     **{"hidden_size": "16", "num_layers": "3", "num_heads": "2", "num_blocks": "3", "patch_size": "4"},
-    **{"updates": "6", "batch_size": "16", "rotate_every": "3", "checkpoint_every": "3", "dropout": "0.1"},
+    **{"updates": "12", "batch_size": "16", "rotate_every": "3", "checkpoint_every": "3", "dropout": "0.1"},
 }
 FLAGS = [word for name, value in TINY.items() for word in (f"--{name.replace('_', '-')}", value)]
 
@@ -58,17 +58,17 @@ def test_the_file_has_the_rows_and_where_they_come_from(result, folder):
     found = {tuple(row[key] for key in keys) for row in result["rows"]}
     assert len(found) == len(result["rows"])
     per_seed = [
-        ("end-to-end", "default", 3, "layer-evaluations", 6),
-        ("shallow", "default", 3, "layer-evaluations", 6),
-        ("shallow", "default", 3, "layer-evaluations", 18),
-        ("shallow-ensemble", "default", 3, "layer-evaluations", 6),
-        ("shallow-ensemble", "default", 3, "samples", 2),
-        ("blocks", "default", 3, "layer-evaluations", 6),
-        ("blocks", "default", 3, "samples", 2),
-        ("blocks", "paper", 3, "layer-evaluations", 6),
-        ("blocks", "paper", 3, "samples", 2),
-        ("blocks+trunk", "default", 3, "layer-evaluations", 6),
-        ("blocks+trunk", "default", 3, "samples", 2),
+        ("end-to-end", "default", 3, "layer-evaluations", 12),
+        ("shallow", "default", 3, "layer-evaluations", 12),
+        ("shallow", "default", 3, "layer-evaluations", 36),
+        ("shallow-ensemble", "default", 3, "layer-evaluations", 12),
+        ("shallow-ensemble", "default", 3, "samples", 4),
+        ("blocks", "default", 3, "layer-evaluations", 12),
+        ("blocks", "default", 3, "samples", 4),
+        ("blocks", "paper", 3, "layer-evaluations", 12),
+        ("blocks", "paper", 3, "samples", 4),
+        ("blocks+trunk", "default", 3, "layer-evaluations", 12),
+        ("blocks+trunk", "default", 3, "samples", 4),
     ]
     expected = {(*key[:3], seed, *key[3:]) for key in per_seed for seed in (0, 1)}
     assert found == expected | {("checkpointing", "default", 3, 0, "layer-evaluations", 5)}
@@ -103,7 +103,7 @@ def test_costs_are_those_of_the_largest_unit_and_the_sum_of_times(result):
 
 def test_a_row_is_what_the_commands_give(result, tmp_path):
     """The shallow row is taken from the ensemble; a run of its own has the same scores, and so has the longer one."""
-    for updates, row in zip(("6", "18"), rows_of(result, "shallow", seed=1), strict=True):
+    for updates, row in zip(("12", "36"), rows_of(result, "shallow", seed=1), strict=True):
         flags = [*FLAGS[: FLAGS.index("--updates")], "--updates", updates, *FLAGS[FLAGS.index("--updates") + 2 :]]
         run = str(tmp_path / updates)
         assert main(["train", "vit-digits", "--method", "shallow", "--seed", "1", "--run", run, *flags]) == 0
