@@ -10,7 +10,7 @@ import torch
 from diffusionblocks import TensorBatches, Trainer, planner
 from diffusionblocks.cli import main
 from diffusionblocks.errors import InputError
-from diffusionblocks.planner import plan, predict, trained_layers
+from diffusionblocks.planner import plan, predict
 from diffusionblocks.recipes import RunConfig, resolve
 from diffusionblocks.training.run import build_units
 
@@ -73,9 +73,9 @@ def test_checkpointing_is_the_network_end_to_end_with_activation_checkpointing()
 
 
 def test_the_largest_unit_counts():
-    assert trained_layers(config_of(num_layers=5, num_blocks=3)) == 2
-    assert trained_layers(config_of(num_blocks=3, layer_split=(1, 4, 1), method="shallow")) == 4
-    assert trained_layers(config_of(method="end-to-end")) == 6
+    assert config_of(num_layers=5, num_blocks=3).depth() == 2
+    assert config_of(num_blocks=3, layer_split=(1, 4, 1), method="shallow").depth() == 4
+    assert config_of(method="end-to-end").depth() == 6
     assert predict(config_of(num_layers=5, num_blocks=3)) == predict(config_of(num_layers=6, num_blocks=3))
 
 

@@ -86,7 +86,7 @@ def predict(config: RunConfig) -> MemoryReport:
     Returns:
         Bytes by kind, as `StepMeter` would measure them on the CPU.
     """
-    layers = trained_layers(config)
+    layers = config.depth()
     traced = _traced_settings(config)
 
     def trace(num_layers: int) -> _Trace:
@@ -134,7 +134,7 @@ def plan(config: RunConfig, num_blocks: Sequence[int] | None = None) -> list[Pla
     for case in cases:
         report = predict(case)
         ratio, layer_ratio = (_ratio(getattr(report, p), getattr(end_to_end, p)) for p in ("total", "layers"))
-        rows.append(PlanRow(case.method, case.num_blocks, trained_layers(case), report, ratio, layer_ratio))
+        rows.append(PlanRow(case.method, case.num_blocks, case.depth(), report, ratio, layer_ratio))
     return rows
 
 
@@ -148,13 +148,6 @@ def write_plan(path: Path, rows: Sequence[PlanRow], config: RunConfig) -> Path:
     }
     checkpoint.write_text(path, json.dumps(result, indent=1))
     return path
-
-
-def trained_layers(config: RunConfig) -> int:
-    """Layers that one update trains: all, or those of the largest block (of a shallow network as well)."""
-    if config.method in ("end-to-end", "checkpointing"):
-        return config.num_layers
-    return max(len(part) for part in split_layers(config.num_layers, config.num_blocks, config.layer_split))
 
 
 def _with_blocks(config: RunConfig, num_blocks: int) -> RunConfig:
