@@ -21,8 +21,10 @@ from typing import Any
 from diffusionblocks.evaluation.classification import EvalOptions, evaluate_blocks, evaluate_plain
 from diffusionblocks.model import BlockwiseModel
 from diffusionblocks.provenance import provenance
-from diffusionblocks.recipes import RunConfig, resolve
-from diffusionblocks.training.run import load_split, load_trained, make_trainers
+from diffusionblocks.recipes import resolve
+from diffusionblocks.run_config import AnyRun
+from diffusionblocks.training.data import load_split
+from diffusionblocks.training.run import load_trained, make_trainers
 
 REFERENCES: dict[str, dict[str, Any]] = {
     "default": {},
@@ -56,7 +58,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
 }
 
 
-def run_one(config: RunConfig) -> dict[str, Any]:
+def run_one(config: AnyRun) -> dict[str, Any]:
     """Train one run from scratch and score it on the validation split under every decoding."""
     with tempfile.TemporaryDirectory() as folder:
         for trainer in make_trainers(config, Path(folder) / "run"):

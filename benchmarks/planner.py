@@ -17,8 +17,10 @@ from provenance import write_result
 from diffusionblocks.data.batches import ImageBatches
 from diffusionblocks.memory import MemoryReport
 from diffusionblocks.planner import plan, predict
-from diffusionblocks.recipes import RunConfig, resolve
-from diffusionblocks.training.run import build_units, load_split
+from diffusionblocks.recipes import resolve
+from diffusionblocks.run_config import AnyRun
+from diffusionblocks.training.data import load_split
+from diffusionblocks.training.networks import build_units
 from diffusionblocks.training.trainer import Trainer
 
 PRECISIONS = ({"precision": "fp32"}, {"precision": "bf16"})
@@ -33,7 +35,7 @@ METHODS = (
 )
 
 
-def measure(config: RunConfig) -> MemoryReport:
+def measure(config: AnyRun) -> MemoryReport:
     """Two real updates of the largest unit of a method."""
     largest = max(build_units(config), key=lambda unit: len(unit.layers))  # type: ignore[arg-type]
     training = config.training().model_copy(update={"updates": 2, "epochs": None})

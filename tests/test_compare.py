@@ -9,11 +9,13 @@ import torch
 
 from diffusionblocks import InputError
 from diffusionblocks.cli import main
-from diffusionblocks.compare import Comparison, compare
+from diffusionblocks.compare import compare
+from diffusionblocks.comparison import Comparison
 from diffusionblocks.data.images import to_float
 from diffusionblocks.evaluation.costs import StepTime
 from diffusionblocks.recipes import resolve
-from diffusionblocks.training.run import load_split, load_trained
+from diffusionblocks.training.data import load_split
+from diffusionblocks.training.run import load_trained
 
 TINY = {
     **{"hidden_size": "16", "num_layers": "3", "num_heads": "2", "num_blocks": "3", "patch_size": "4"},

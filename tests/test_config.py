@@ -6,7 +6,7 @@ import math
 import pytest
 from pydantic import BaseModel, ValidationError
 
-from diffusionblocks.config import PAPER, BlockwiseConfig, read_json, validate
+from diffusionblocks.config import PAPER, VitConfig, read_json, validate
 from diffusionblocks.errors import InputError
 from diffusionblocks.training.config import TrainingConfig
 
@@ -45,7 +45,7 @@ def refusal(model: type[BaseModel], source: str = "", **values) -> str:
 )
 def test_a_bad_value_of_a_model_is_refused_by_name(setting, values):
     for value in values:
-        assert refusal(BlockwiseConfig, **{setting: value}).startswith(f"{setting}={value!r}: expected ")
+        assert refusal(VitConfig, **{setting: value}).startswith(f"{setting}={value!r}: expected ")
 
 
 @pytest.mark.parametrize(
@@ -81,15 +81,15 @@ def test_epochs_of_no_length_are_refused():
 
 
 def test_a_bad_part_of_a_setting_is_refused_by_its_place():
-    assert refusal(BlockwiseConfig, layer_split=[4, 2.5]).startswith("layer_split.1=2.5: expected ")
+    assert refusal(VitConfig, layer_split=[4, 2.5]).startswith("layer_split.1=2.5: expected ")
 
 
 @pytest.mark.parametrize(
     ("model", "values"),
     [
-        (BlockwiseConfig, {"gamma": math.inf}),
-        (BlockwiseConfig, {"p_mean": math.nan}),
-        (BlockwiseConfig, {"sigma_data": math.inf}),
+        (VitConfig, {"gamma": math.inf}),
+        (VitConfig, {"p_mean": math.nan}),
+        (VitConfig, {"sigma_data": math.inf}),
         (TrainingConfig, {"lr": math.inf}),
         (TrainingConfig, {"epochs": math.inf, "updates": None}),
     ],
@@ -99,7 +99,7 @@ def test_a_setting_that_is_not_finite_is_refused(model, values):
     assert next(iter(values.keys() - {"updates"})) in refusal(model, **values)
 
 
-@pytest.mark.parametrize(("model", "setting"), [(BlockwiseConfig, "num_blocks"), (TrainingConfig, "updates")])
+@pytest.mark.parametrize(("model", "setting"), [(VitConfig, "num_blocks"), (TrainingConfig, "updates")])
 def test_a_truth_value_is_no_count(model, setting):
     assert refusal(model, **{setting: True}).startswith(f"{setting}=True: expected ")
 
@@ -107,9 +107,9 @@ def test_a_truth_value_is_no_count(model, setting):
 @pytest.mark.parametrize(
     ("model", "unknown", "near"),
     [
-        (BlockwiseConfig, "num_block", "num_blocks"),
-        (BlockwiseConfig, "blocks", "num_blocks"),
-        (BlockwiseConfig, "sigmamax", "sigma_max"),
+        (VitConfig, "num_block", "num_blocks"),
+        (VitConfig, "blocks", "num_blocks"),
+        (VitConfig, "sigmamax", "sigma_max"),
         (TrainingConfig, "learning_rate", "lr"),
         (TrainingConfig, "batchsize", "batch_size"),
     ],
@@ -121,19 +121,19 @@ def test_an_unknown_setting_is_refused_with_a_suggestion(model, unknown, near):
 
 
 def test_a_message_says_where_the_setting_came_from():
-    assert refusal(BlockwiseConfig, source="run/config.json", num_blocks=0).endswith("; see run/config.json")
+    assert refusal(VitConfig, source="run/config.json", num_blocks=0).endswith("; see run/config.json")
 
 
 def test_fewer_steps_than_blocks_are_refused_with_what_to_do():
-    message = refusal(BlockwiseConfig, num_blocks=4, num_sampling_steps=3)
+    message = refusal(VitConfig, num_blocks=4, num_sampling_steps=3)
     assert message == "num_sampling_steps=3: expected at least one step for each of the 4 blocks; take 4 or more"
 
 
 def test_a_preconditioned_readout_needs_targets_as_wide_as_the_network():
-    message = refusal(BlockwiseConfig, readout="preconditioned", targets="simplex")
+    message = refusal(VitConfig, readout="preconditioned", targets="simplex")
     assert message.startswith("readout='preconditioned': expected targets=random")
     assert "set targets, or readout=hidden" in message
-    assert validate(BlockwiseConfig, {"readout": "preconditioned", "targets": "random"}).readout == "preconditioned"
+    assert validate(VitConfig, {"readout": "preconditioned", "targets": "random"}).readout == "preconditioned"
 
 
 @pytest.mark.parametrize("values", [{}, {"updates": 5, "epochs": 1.0}])
@@ -155,13 +155,13 @@ def test_settings_that_contradict_each_other_are_refused(values, start):
 
 
 def test_what_is_no_mapping_is_refused():
-    with pytest.raises(InputError, match=r"^BlockwiseConfig=\[3\]: expected a valid dictionary"):
-        validate(BlockwiseConfig, [3])  # pyright: ignore[reportArgumentType]
+    with pytest.raises(InputError, match=r"^VitConfig=\[3\]: expected a valid dictionary"):
+        validate(VitConfig, [3])  # pyright: ignore[reportArgumentType]
 
 
 def test_defaults_and_the_papers_settings_are_valid():
-    assert validate(BlockwiseConfig, {}) == BlockwiseConfig()
-    paper = validate(BlockwiseConfig, PAPER)
+    assert validate(VitConfig, {}) == VitConfig()
+    paper = validate(VitConfig, PAPER["vit"])
     assert (paper.p_mean, paper.p_std, paper.sigma_min, paper.sigma_max) == (-1.2, 1.2, 0.002, 80.0)
     assert (paper.sigma_data, paper.gamma, paper.num_blocks, paper.num_sampling_steps) == (0.5, 0.05, 3, 4)
 
@@ -169,7 +169,7 @@ def test_defaults_and_the_papers_settings_are_valid():
 @pytest.mark.parametrize(
     "config",
     [
-        BlockwiseConfig(num_blocks=2, layer_split=(5, 7), sigma_data=0.1, num_sampling_steps=6),
+        VitConfig(num_blocks=2, layer_split=(5, 7), sigma_data=0.1, num_sampling_steps=6),
         TrainingConfig(epochs=2.5, lr=0.1 + 0.2),
     ],
 )
@@ -177,7 +177,7 @@ def test_a_config_survives_json(config):
     assert validate(type(config), json.loads(config.model_dump_json())) == config
 
 
-@pytest.mark.parametrize(("config", "setting"), [(BlockwiseConfig(), "num_blocks"), (TrainingConfig(updates=1), "lr")])
+@pytest.mark.parametrize(("config", "setting"), [(VitConfig(), "num_blocks"), (TrainingConfig(updates=1), "lr")])
 def test_a_config_cannot_be_changed(config, setting):
     with pytest.raises(ValidationError, match="frozen"):
         setattr(config, setting, 5)

@@ -8,7 +8,7 @@ from torch import nn
 from transformers import BertConfig, ViTConfig, ViTForImageClassification, ViTModel
 
 from diffusionblocks import BlockwiseModel, InputError, convert, sample
-from diffusionblocks.conversion import shallow_config
+from diffusionblocks.backbones import TRANSFORMERS
 from diffusionblocks.randomness import keyed_generator
 
 
@@ -75,7 +75,7 @@ def test_per_layer_lists_of_a_config_are_cut_with_the_layers():
     config = ViTConfig(num_hidden_layers=4)
     config.layer_types = ["a", "b", "c", "d"]
     config.other_list = [1, 2, 3, 4]
-    shallow = shallow_config(config, range(1, 3))
+    shallow = TRANSFORMERS.shallow(config, range(1, 3))
     assert (shallow.num_hidden_layers, shallow.layer_types, shallow.other_list) == (2, ["b", "c"], [1, 2, 3, 4])
     assert config.layer_types == ["a", "b", "c", "d"]
 

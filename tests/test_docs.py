@@ -17,7 +17,7 @@ from mkdocs.config import load_config
 
 import diffusionblocks
 from diffusionblocks.cli import _parser
-from diffusionblocks.recipes import RunConfig
+from diffusionblocks.run_config import VitRun
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
@@ -152,7 +152,7 @@ def test_the_command_line_reference_has_every_command_and_setting(site, built):
     (commands,) = [a for a in _parser()._actions if hasattr(a, "_choices_actions")]
     for name in commands.choices:
         assert f"dblocks {name}" in text
-    for name in RunConfig.model_fields:
+    for name in VitRun.model_fields:
         if name not in ("recipe", "family", "format_version"):
             assert f"--{name.replace('_', '-')} X" in text
 

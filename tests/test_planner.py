@@ -11,8 +11,9 @@ from diffusionblocks import TensorBatches, Trainer, planner
 from diffusionblocks.cli import main
 from diffusionblocks.errors import InputError
 from diffusionblocks.planner import plan, predict
-from diffusionblocks.recipes import RunConfig, resolve
-from diffusionblocks.training.run import build_units
+from diffusionblocks.recipes import resolve
+from diffusionblocks.run_config import AnyRun
+from diffusionblocks.training.networks import build_units
 
 # Of this network the maximum of the activations, with autocast's kept casts and checkpointing, bends with depth.
 BENT = {"method": "end-to-end", "precision": "bf16", "checkpointing": True, "hidden_size": 32, "patch_size": 2}
@@ -20,11 +21,11 @@ BENT |= {"batch_size": 16}
 SMALL = {"hidden_size": 16, "num_heads": 2, "patch_size": 4, "batch_size": 6, "num_layers": 6, "ema_decay": 0.0}
 
 
-def config_of(**settings) -> RunConfig:
+def config_of(**settings) -> AnyRun:
     return resolve("vit-digits", flags={**SMALL, **settings})
 
 
-def measured(config: RunConfig):
+def measured(config: AnyRun):
     """Two real updates of the largest unit through the trainer."""
     unit = max(build_units(config), key=lambda unit: len(unit.layers))
     count = config.batch_size

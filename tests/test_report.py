@@ -23,7 +23,8 @@ from diffusionblocks.block import edges_of
 from diffusionblocks.cli import main
 from diffusionblocks.data.images import to_float
 from diffusionblocks.recipes import resolve
-from diffusionblocks.training.run import load_config, load_split, load_trained
+from diffusionblocks.training.data import load_split
+from diffusionblocks.training.run import load_config, load_trained
 
 SECTIONS = [
     "Noise law and its cut",

@@ -11,8 +11,10 @@ from diffusionblocks.cli import main
 from diffusionblocks.data.batches import ImageBatches
 from diffusionblocks.data.order import batch_rows
 from diffusionblocks.recipes import resolve
+from diffusionblocks.training.data import load_split
 from diffusionblocks.training.ema import Ema
-from diffusionblocks.training.run import build_units, load_config, load_split, load_trained, make_trainers
+from diffusionblocks.training.networks import build_units
+from diffusionblocks.training.run import load_config, load_trained, make_trainers
 from diffusionblocks.training.schedule import learning_rate
 from diffusionblocks.training.state import load_unit, newest
 from diffusionblocks.training.step import make_optimizer, train_step

@@ -76,7 +76,15 @@ class MlpBlock(Block):
     def level(self, z, sigma):
         return NoiseLevel(token=self.entry(self.scaled(z, sigma)))
 
-    def run_backbone(self, x):
+    @property
+    def target_shape(self):
+        return (self.targets.shape[1],)
+
+    @property
+    def dropped_share(self):
+        return self.config.z_dropout
+
+    def run_backbone(self, x, z, sigma):
         return self.backbone(x)
 
     def denoised(self, readout):

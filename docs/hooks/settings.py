@@ -6,15 +6,15 @@ from pydantic import BaseModel
 
 import diffusionblocks
 from diffusionblocks.block import edges_of, plan_of
-from diffusionblocks.config import PAPER, BlockwiseConfig
+from diffusionblocks.config import PAPER, BlockwiseConfig, VitConfig
 
 
 def configs(num_blocks: int = 3) -> dict[str, BlockwiseConfig]:
     """Both presets with this number of blocks."""
-    paper = {**PAPER, "num_sampling_steps": max(num_blocks, PAPER["num_sampling_steps"])}
+    paper = {**PAPER["vit"], "num_sampling_steps": max(num_blocks, PAPER["vit"]["num_sampling_steps"])}
     return {
-        "default": BlockwiseConfig(num_blocks=num_blocks),
-        "paper": BlockwiseConfig(num_blocks=num_blocks, **paper),
+        "default": VitConfig(num_blocks=num_blocks),
+        "paper": VitConfig(num_blocks=num_blocks, **paper),
     }
 
 
@@ -22,7 +22,7 @@ def presets() -> str:
     """The settings in which the presets differ."""
     ours, theirs = (config.model_dump() for config in configs().values())
     rows = ["| setting | what it is | default | paper |", "|---|---|---|---|"]
-    for name, field in BlockwiseConfig.model_fields.items():
+    for name, field in VitConfig.model_fields.items():
         if ours[name] != theirs[name]:
             rows.append(f"| `{name}` | {field.description} | {_value(ours[name])} | {_value(theirs[name])} |")
     return "\n".join(rows)

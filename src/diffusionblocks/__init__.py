@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from diffusionblocks.block import Block
-    from diffusionblocks.config import BlockwiseConfig
+    from diffusionblocks.config import BlockwiseConfig, DitConfig, VitConfig
     from diffusionblocks.conversion import convert
     from diffusionblocks.data.batches import ImageBatches, TensorBatches
     from diffusionblocks.errors import InputError, TrainingError
@@ -21,6 +21,7 @@ _HOME = {
     "Block": "block",
     "BlockwiseConfig": "config",
     "BlockwiseModel": "model",
+    "DitConfig": "config",
     "ImageBatches": "data.batches",
     "InputError": "errors",
     "LogNormal": "noise",
@@ -29,6 +30,7 @@ _HOME = {
     "Trainer": "training.trainer",
     "TrainingConfig": "training.config",
     "TrainingError": "errors",
+    "VitConfig": "config",
     "convert": "conversion",
     "sample": "sampling",
 }
@@ -37,6 +39,7 @@ __all__ = [
     "Block",
     "BlockwiseConfig",
     "BlockwiseModel",
+    "DitConfig",
     "ImageBatches",
     "InputError",
     "LogNormal",
@@ -45,6 +48,7 @@ __all__ = [
     "Trainer",
     "TrainingConfig",
     "TrainingError",
+    "VitConfig",
     "convert",
     "sample",
 ]

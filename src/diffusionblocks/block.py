@@ -13,9 +13,9 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
-from transformers import PreTrainedModel
 
 from diffusionblocks import precondition
+from diffusionblocks.backbones import TRANSFORMERS, Library
 from diffusionblocks.conditioning import Conditioning, LevelSlot, Modulate, NoiseLevel
 from diffusionblocks.config import BlockwiseConfig
 from diffusionblocks.errors import InputError
@@ -31,7 +31,7 @@ class NoiseDraw:
     Attributes:
         sigma: noise levels (B,), float64.
         noise: unit normal noise (B, *target shape), float32.
-        dropped: (B,) bool; these samples see z = 0.
+        dropped: (B,) bool; these samples do not see what the family drops: z for classes, the label for images.
     """
 
     sigma: Tensor
@@ -52,7 +52,7 @@ class Block(nn.Module, abc.ABC):
         backbone: network of the family's class that has only this block's layers.
         config: the blockwise config, with sigma_data resolved.
         index: which block it is; 0 has the first layers and the noisiest range.
-        targets: frozen table of target embeddings (K, target_dim).
+        targets: frozen table of target embeddings (K, target_dim), for targets that are discrete.
 
     Attributes:
         interval: the core interval, which no other block shares.
@@ -60,10 +60,14 @@ class Block(nn.Module, abc.ABC):
     """
 
     family: ClassVar[str]
-    backbone_class: ClassVar[type[PreTrainedModel]]
+    library: ClassVar[Library] = TRANSFORMERS
+    backbone_class: ClassVar[type[nn.Module]]
     layers_path: ClassVar[str]
+    has_targets: ClassVar[bool] = False
+    # The class of the family's network without noise; None where the whole network is itself a denoiser, one block.
+    plain: ClassVar[type[Any] | None] = None
 
-    def __init__(self, backbone: PreTrainedModel, config: BlockwiseConfig, index: int, targets: Tensor):
+    def __init__(self, backbone: nn.Module, config: BlockwiseConfig, index: int, targets: Tensor | None = None):
         super().__init__()
         assert config.sigma_data is not None, "convert resolves sigma_data"
         self.config, self.index, self.sigma_data = config, index, config.sigma_data
@@ -75,14 +79,19 @@ class Block(nn.Module, abc.ABC):
         self.slot = LevelSlot()
         self.modulated = True
         self.backbone = backbone
-        sites = norm_sites(backbone, self.layers, self.example_input(backbone.config))
-        width = backbone.config.hidden_size
-        self.conditioning = Conditioning(config.conditioning, self.law, len(sites), width, config.conditioning_features)
-        for site, norm in enumerate(sites):
-            norm.register_forward_hook(Modulate(self.slot, site))
+        self.conditioning = None if config.conditioning == "own" else self._condition_norms(backbone)
         # Not in the state dict: it is the same for all blocks and stored once.
         self.register_buffer("targets", targets, persistent=False)
-        self.targets: Tensor
+        self.targets: Any
+
+    def _condition_norms(self, backbone: Any) -> Conditioning:
+        """Hooks at the norms of the layers, and what they read."""
+        sites = norm_sites(backbone, self.layers, self.example_input(backbone.config))
+        for site, norm in enumerate(sites):
+            norm.register_forward_hook(Modulate(self.slot, site))
+        width, kind, features = backbone.config.hidden_size, self.config.conditioning, self.config.conditioning_features
+        assert kind != "own"
+        return Conditioning(kind, self.law, len(sites), width, features)
 
     @property
     def name(self) -> str:
@@ -95,17 +104,36 @@ class Block(nn.Module, abc.ABC):
         return self.backbone.get_submodule(self.layers_path)  # type: ignore[return-value]
 
     @classmethod
-    @abc.abstractmethod
-    def example_input(cls, backbone_config: Any) -> dict[str, Tensor]:
-        """Arguments of the backbone's forward for one sample, to probe a network with."""
+    def initialise(cls, backbone: Any) -> None:
+        """Change what a fresh network starts from, where its class does not start as its blocks should."""
 
-    @abc.abstractmethod
+    @classmethod
+    def make_targets(cls, config: BlockwiseConfig, backbone_config: Any) -> Tensor | None:
+        """The frozen table of target embeddings (K, target_dim) for discrete targets."""
+        return None
+
+    @classmethod
+    def example_input(cls, backbone_config: Any) -> dict[str, Tensor]:
+        """Arguments of the backbone's forward for one sample, to find the norms with (unless conditioning is "own")."""
+        raise NotImplementedError
+
     def level(self, z: Tensor, sigma: Tensor) -> NoiseLevel:
         """How z (B, ...) at sigma (B,) enters through hooks, apart from the modulation."""
+        return NoiseLevel()
 
     @abc.abstractmethod
-    def run_backbone(self, x: Tensor) -> Tensor:
+    def run_backbone(self, x: Tensor, z: Tensor, sigma: Tensor) -> Tensor:
         """Call the backbone on x (its level is set) and return the readout (B, ...)."""
+
+    @property
+    @abc.abstractmethod
+    def target_shape(self) -> tuple[int, ...]:
+        """Shape of one target, and so of z without its batch dimension."""
+
+    @property
+    def dropped_share(self) -> float:
+        """Share of training samples that do not see what the family drops."""
+        return 0.0
 
     @abc.abstractmethod
     def denoised(self, readout: Tensor) -> Tensor:
@@ -114,6 +142,11 @@ class Block(nn.Module, abc.ABC):
     @abc.abstractmethod
     def loss(self, x: Tensor, y: Tensor, draw: NoiseDraw) -> Tensor:
         """Weighted denoising loss of each sample (B,) for inputs x, targets y and given noise."""
+
+    @classmethod
+    def decoding_options(cls, config: Any, num_sampling_steps: int | None = None, **options: Any) -> dict[str, Any]:
+        """Options of `decode` for a model with this config: those given, and what the config says about the others."""
+        return options
 
     @classmethod
     @abc.abstractmethod
@@ -138,17 +171,17 @@ class Block(nn.Module, abc.ABC):
         """
         sigma = torch.as_tensor(sigma, dtype=torch.float64, device=z.device).expand(z.shape[0])
         level = self.level(z, sigma)
-        if self.modulated:
+        if self.conditioning is not None and self.modulated:
             level = dataclasses.replace(level, modulation=self.conditioning(sigma))
         with self.slot.set(level):
-            return self.run_backbone(x)
+            return self.run_backbone(x, z, sigma)
 
     def denoiser(self, x: Tensor) -> Denoiser:
         """This block as D(z, sigma) with x given, as samplers take it."""
         return lambda z, sigma: self.denoised(self(x, z, sigma))
 
     def draw(self, batch_size: int, generator: torch.Generator) -> NoiseDraw:
-        """Draw the noise of a batch: sigma, eps, and which samples see z = 0.
+        """Draw the noise of a batch: sigma, eps, and which samples are dropped.
 
         sigma is from the law inside `trained_on`; a share `plan_draws` of it is from this block's levels in the stored
         plan instead (ours): with few steps a block runs at levels that the law hardly ever draws.
@@ -158,8 +191,8 @@ class Block(nn.Module, abc.ABC):
             which = torch.randint(len(self.plan_levels), (batch_size,), generator=generator)
             planned = torch.rand(batch_size, generator=generator) < self.config.plan_draws
             sigma = torch.where(planned, self.plan_levels[which], sigma)
-        noise = torch.randn(batch_size, self.targets.shape[1], generator=generator)
-        dropped = torch.rand(batch_size, generator=generator) < self.config.z_dropout
+        noise = torch.randn(batch_size, *self.target_shape, generator=generator)
+        dropped = torch.rand(batch_size, generator=generator) < self.dropped_share
         return NoiseDraw(sigma, noise, dropped)
 
     def scaled(self, z: Tensor, sigma: Tensor) -> Tensor:
@@ -183,9 +216,8 @@ class Block(nn.Module, abc.ABC):
 
     def enable_checkpointing(self) -> None:
         """Recompute each layer's activations in the backward pass (non-reentrant) at the level of its own forward."""
-        self.backbone.activation_checkpointing_enable(
-            activation_checkpointing_kwargs={"use_reentrant": False, "context_fn": self.slot.checkpoint_contexts}
-        )
+        contexts = None if self.conditioning is None else self.slot.checkpoint_contexts
+        self.library.enable_checkpointing(self.backbone, contexts)
 
 
 def law_of(config: BlockwiseConfig) -> LogNormal:
@@ -204,7 +236,7 @@ def plan_of(config: BlockwiseConfig, num_sampling_steps: int | None = None) -> S
     return SamplingPlan.build(law_of(config), edges_of(config), steps, config.spacing)
 
 
-def norm_sites(backbone: PreTrainedModel, layers: nn.ModuleList, example: dict[str, Tensor]) -> list[nn.Module]:
+def norm_sites(backbone: Any, layers: nn.ModuleList, example: dict[str, Tensor]) -> list[nn.Module]:
     """The norms to modulate: modules inside a layer, named a norm by their class, whose output is the hidden state.
 
     A probe decides, since class names alone would take norms of queries and keys along.

@@ -17,13 +17,12 @@ import safetensors.torch
 import torch
 from safetensors import SafetensorError
 from torch import Tensor, nn
-from transformers import PreTrainedModel
-from transformers.utils import logging as transformers_logging
 
 from diffusionblocks.config import read_json
 from diffusionblocks.errors import InputError
 
 MANIFEST = "manifest.json"
+ADDED_FILE = "conditioning.safetensors"
 
 
 @contextlib.contextmanager
@@ -135,37 +134,22 @@ def canonical_state(module: nn.Module) -> dict[str, Tensor]:
 def save_network(unit: nn.Module, folder: Path) -> None:
     """Write a block (or a plain network: a unit with nothing beside its backbone) into an existing folder."""
     unit = uncompiled(unit)
-    backbone = uncompiled(unit.get_submodule("backbone"))
-    assert isinstance(backbone, PreTrainedModel)
-    transformers_logging.disable_progress_bar()
-    state = canonical_state(backbone)
-    backbone.save_pretrained(folder, state_dict=state)
+    backbone, library = uncompiled(unit.get_submodule("backbone")), unit.library
+    library.save(backbone, folder, canonical_state(backbone))  # type: ignore[union-attr]
     added = {name: t for name, t in canonical_state(unit).items() if not name.startswith("backbone.")}
     if added:
-        save_tensors(added, folder / "conditioning.safetensors")
+        save_tensors(added, folder / ADDED_FILE)
 
 
-def load_backbone(backbone_class: type[PreTrainedModel], folder: Path) -> PreTrainedModel:
-    """Read a backbone from its folder; the class is the caller's, never named by the folder.
+def load_backbone(unit: nn.Module, folder: Path) -> nn.Module:
+    """Read the network of a unit's class from a folder, as a module of its own; its class is never named by the folder.
 
     Raises:
         InputError: missing or broken files, missing or unexpected weights.
     """
-    if not (folder / "config.json").is_file() or not (folder / "model.safetensors").is_file():
-        raise InputError("folder", str(folder), "a folder with config.json and model.safetensors")
-    transformers_logging.disable_progress_bar()
-    loaded: Any
-    try:
-        loaded = backbone_class.from_pretrained(
-            folder, output_loading_info=True, local_files_only=True, use_safetensors=True, trust_remote_code=False
-        )
-    except (OSError, ValueError, RuntimeError, SafetensorError) as error:
-        raise InputError("folder", str(folder), f"a saved {backbone_class.__name__}", str(error)) from None
-    backbone, info = loaded
-    wrong = {kind: sorted(map(str, info[kind])) for kind in ("missing_keys", "unexpected_keys", "mismatched_keys")}
-    if any(wrong.values()):
-        raise InputError("folder", str(folder), f"exactly the weights of a {backbone_class.__name__}", f"{wrong}")
-    return backbone.train(False)
+    unit = uncompiled(unit)
+    library: Any = unit.library
+    return library.load(type(uncompiled(unit.get_submodule("backbone"))), folder)
 
 
 def load_added(unit: nn.Module, folder: Path) -> None:
@@ -174,8 +158,14 @@ def load_added(unit: nn.Module, folder: Path) -> None:
     Raises:
         InputError: missing, broken, or other names or shapes than the block has.
     """
-    path = folder / "conditioning.safetensors"
-    load_state(unit, load_tensors(path), path, lambda name: not name.startswith("backbone."))
+    path = folder / ADDED_FILE
+    load_state(unit, load_added_tensors(unit, folder), path, lambda name: not name.startswith("backbone."))
+
+
+def load_added_tensors(unit: nn.Module, folder: Path) -> dict[str, Tensor]:
+    """The tensors of what was added to a block's backbone, by name; none where nothing is added."""
+    adds = any(not name.startswith("backbone.") for name in canonical_state(unit))
+    return load_tensors(folder / ADDED_FILE) if adds else {}
 
 
 def load_state(unit: nn.Module, tensors: dict[str, Tensor], path: Path, wanted: Any = lambda name: True) -> None:

@@ -12,21 +12,22 @@ Config = TypeVar("Config", bound=BaseModel)
 
 
 class BlockwiseConfig(BaseModel):
-    """Blocks, noise law, objective and sampling plan of a `BlockwiseModel`.
+    """Blocks, noise law, objective and sampling plan of a `BlockwiseModel`: what every family has.
 
-    Defaults are ours; `PAPER` below holds what the paper sets differently.
+    Each family has a class of its own below, with its settings and defaults; `PAPER` holds what the paper sets
+    differently.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     format_version: Literal[1] = 1
-    family: Literal["vit"] = Field("vit", description="which family of networks the blocks are")
+    family: str = Field(description="which family of networks the blocks are")
 
     num_blocks: int = Field(3, ge=1, description="number of blocks B")
     layer_split: tuple[int, ...] | None = Field(None, description="layers of each block; default: as even as can be")
 
-    p_mean: float = Field(0.3, description="mean of log sigma in the noise law")
-    p_std: float = Field(1.0, gt=0, description="standard deviation of log sigma in the noise law")
+    p_mean: float = Field(-1.2, description="mean of log sigma in the noise law")
+    p_std: float = Field(1.2, gt=0, description="standard deviation of log sigma in the noise law")
     sigma_min: float = Field(0.002, gt=0, description="smallest noise level")
     sigma_max: float = Field(80.0, gt=0, description="largest noise level")
     cut: Literal["equal-mass", "uniform-linear", "uniform-log"] = Field(
@@ -34,37 +35,24 @@ class BlockwiseConfig(BaseModel):
     )
     gamma: float = Field(0.05, ge=0, description="overlap of the blocks' training intervals")
 
-    conditioning: Literal["lean", "scale-shift", "adaln"] = Field("lean", description="how norms see the noise level")
+    conditioning: Literal["lean", "scale-shift", "adaln", "own"] = Field(
+        "lean", description="how norms see the noise level; own: the network has its own way"
+    )
     conditioning_features: int = Field(
         8, ge=2, multiple_of=2, description="features of log sigma for lean and scale-shift conditioning"
     )
 
-    targets: Literal["simplex", "random"] = Field("simplex", description="frozen table of target embeddings")
-    targets_seed: int = Field(0, ge=0, description="seed of the random table")
     sigma_data: float | None = Field(None, gt=0, description="standard deviation of the targets; default: measured")
     weight: Literal["none", "edm"] = Field("none", description="weight of the loss as a function of sigma")
-    readout: Literal["hidden", "preconditioned"] = Field("hidden", description="what the classifier reads")
     plan_draws: float = Field(
         0.0, ge=0, le=1, description="share of training levels that are the plan's own, at random"
     )
-    z_dropout: float = Field(0.8, ge=0, lt=1, description="share of training samples that see z = 0 for their target")
 
     num_sampling_steps: int | None = Field(None, ge=1, description="steps of the stored plan; default: one a block")
     spacing: Literal["karras", "log", "mass"] = Field("karras", description="how steps are placed inside a block")
-    start: Literal["zero", "noise"] = Field("zero", description="state the chain starts from")
-    decoding: Literal["chain", "average"] = Field(
-        "average", description="the answer for a class: the chain's last, or the mean of all blocks' at z = 0"
-    )
 
     @model_validator(mode="after")
     def _blocks_fit_together(self) -> "BlockwiseConfig":
-        if self.readout == "preconditioned" and self.targets != "random":
-            raise InputError(
-                "readout",
-                self.readout,
-                "targets=random, whose width is the network's",
-                "set targets, or readout=hidden",
-            )
         split = self.layer_split
         if split is not None and (len(split) != self.num_blocks or min(split) < 1):
             raise InputError("layer_split", list(split), f"{self.num_blocks} counts of at least 1, one a block")
@@ -78,21 +66,102 @@ class BlockwiseConfig(BaseModel):
         return self
 
 
-PAPER: dict[str, Any] = {
-    "p_mean": -1.2,
-    "p_std": 1.2,
-    "gamma": 0.05,
-    "conditioning": "adaln",
-    "targets": "random",
-    "sigma_data": 0.5,
-    "weight": "edm",
-    "readout": "preconditioned",
-    "z_dropout": 0.0,
-    "num_sampling_steps": 4,
-    "start": "noise",
-    "decoding": "chain",
+class VitConfig(BlockwiseConfig):
+    """Blocks that classify images; z is a noisy embedding of the label."""
+
+    family: Literal["vit"] = Field("vit", description="which family of networks the blocks are")
+
+    p_mean: float = Field(0.3, description="mean of log sigma in the noise law")
+    p_std: float = Field(1.0, gt=0, description="standard deviation of log sigma in the noise law")
+
+    conditioning: Literal["lean", "scale-shift", "adaln"] = Field("lean", description="how norms see the noise level")
+
+    targets: Literal["simplex", "random"] = Field("simplex", description="frozen table of target embeddings")
+    targets_seed: int = Field(0, ge=0, description="seed of the random table")
+    readout: Literal["hidden", "preconditioned"] = Field("hidden", description="what the classifier reads")
+    z_dropout: float = Field(0.8, ge=0, lt=1, description="share of training samples that see z = 0 for their target")
+
+    start: Literal["zero", "noise"] = Field("zero", description="state the chain starts from")
+    decoding: Literal["chain", "average"] = Field(
+        "average", description="the answer for a class: the chain's last, or the mean of all blocks' at z = 0"
+    )
+
+    @model_validator(mode="after")
+    def _readout_fits(self) -> "VitConfig":
+        if self.readout == "preconditioned" and self.targets != "random":
+            raise InputError(
+                "readout",
+                self.readout,
+                "targets=random, whose width is the network's",
+                "set targets, or readout=hidden",
+            )
+        return self
+
+
+class DitConfig(BlockwiseConfig):
+    """Blocks that generate images of a class; z is a noisy image, in units in which the data have sigma_data."""
+
+    family: Literal["dit"] = Field("dit", description="which family of networks the blocks are")
+
+    conditioning: Literal["own"] = Field("own", description="how norms see the noise level: by the network's AdaLN")
+
+    sigma_data: float = Field(0.5, gt=0, description="standard deviation that the data are scaled to")
+    weight: Literal["none", "edm"] = Field("edm", description="weight of the loss as a function of sigma")
+    data_mean: tuple[float, ...] | None = Field(None, description="mean of each channel of the data; default: measured")
+    data_std: tuple[float, ...] | None = Field(
+        None, description="standard deviation of each channel of the data; default: measured"
+    )
+    label_dropout: float = Field(0.1, ge=0, lt=1, description="share of training samples that see no label")
+
+    num_sampling_steps: int | None = Field(20, ge=1, description="steps of the stored plan; default: one a block")
+    sampler: Literal["euler", "heun", "dpmpp-2m"] = Field("dpmpp-2m", description="how a step is taken")
+    guidance: float = Field(1.0, ge=0, description="classifier-free guidance; 1: conditional, 0: unconditional")
+
+    @model_validator(mode="after")
+    def _data_and_guidance_fit(self) -> "DitConfig":
+        if self.guidance != 1 and not self.label_dropout:
+            raise InputError(
+                "guidance", self.guidance, "1 where label_dropout=0: no block has seen a sample without its label"
+            )
+        if self.data_std is not None and not min(self.data_std) > 0:
+            raise InputError("data_std", list(self.data_std), "standard deviations above 0")
+        return self
+
+
+CONFIGS: dict[str, type[BlockwiseConfig]] = {"vit": VitConfig, "dit": DitConfig}
+"""The config class of each family."""
+
+
+PAPER: dict[str, dict[str, Any]] = {
+    "vit": {
+        "p_mean": -1.2,
+        "p_std": 1.2,
+        "gamma": 0.05,
+        "conditioning": "adaln",
+        "targets": "random",
+        "sigma_data": 0.5,
+        "weight": "edm",
+        "readout": "preconditioned",
+        "z_dropout": 0.0,
+        "num_sampling_steps": 4,
+        "start": "noise",
+        "decoding": "chain",
+    },
+    "dit": {"gamma": 0.05, "label_dropout": 0.1, "num_sampling_steps": 50, "sampler": "euler", "guidance": 2.0},
 }
-"""The paper's settings (Sections 3.3 and 4.1, Appendices B-D), as far as the blocks stay independent of each other."""
+"""The paper's settings (Sections 3.3 and 4, Appendices B-D), as far as the blocks stay independent of each other."""
+
+
+def config_class(family: Any, source: str = "") -> type[BlockwiseConfig]:
+    """The config class of a family.
+
+    Raises:
+        InputError: no such family.
+    """
+    if not isinstance(family, str) or family not in CONFIGS:
+        setting = f"{source} family".strip()
+        raise InputError(setting, family, f"one of {', '.join(CONFIGS)}")
+    return CONFIGS[family]
 
 
 def validate(model: type[Config], values: dict[str, Any], source: str = "") -> Config:

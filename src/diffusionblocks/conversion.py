@@ -1,15 +1,13 @@
 """From a user's network to blocks: cut by building a shallow network of the same class and giving it its layers."""
 
-import copy
 from typing import Any, Literal
 
-from torch import Tensor
-from transformers import PreTrainedConfig, PreTrainedModel
+from torch import Tensor, nn
 
 from diffusionblocks.block import Block
-from diffusionblocks.config import PAPER, BlockwiseConfig, validate
+from diffusionblocks.config import CONFIGS, PAPER, BlockwiseConfig, validate
 from diffusionblocks.errors import InputError
-from diffusionblocks.families import FAMILIES, VitBlock
+from diffusionblocks.families import FAMILIES, block_class_of
 from diffusionblocks.model import BlockwiseModel
 from diffusionblocks.partition import split_layers
 from diffusionblocks.randomness import seeded
@@ -19,7 +17,7 @@ Preset = Literal["default", "paper"]
 
 
 def convert(
-    backbone: PreTrainedModel | PreTrainedConfig,
+    backbone: Any,
     num_blocks: int = 3,
     *,
     preset: Preset = "default",
@@ -43,45 +41,46 @@ def convert(
         InputError: a network that cannot be converted (which layer, and why), or a setting out of range.
     """
     block_class = family_of(backbone)
-    base = backbone.config if isinstance(backbone, PreTrainedModel) else backbone
+    base = block_class.library.config_of(backbone)
     config = blockwise_config(base, num_blocks=num_blocks, preset=preset, **settings)
-    parts = split_layers(base.num_hidden_layers, config.num_blocks, config.layer_split)
-    if not isinstance(backbone, PreTrainedModel):
+    parts = split_layers(block_class.library.num_layers(base), config.num_blocks, config.layer_split)
+    if not isinstance(backbone, nn.Module):
         return BlockwiseModel([build_block(base, config, k, seed) for k in range(num_blocks)], config)
     check_layers(backbone, block_class)
     targets = block_class.make_targets(config, base)
     blocks = []
     for index, part in enumerate(parts):
-        shallow = cut(backbone, part, block_class.layers_path)
+        shallow = cut(backbone, part, block_class)
         blocks.append(assemble(block_class, shallow, config, index, seed, targets))
     return BlockwiseModel(blocks, config)
 
 
-def family_of(backbone: PreTrainedModel | PreTrainedConfig) -> type[VitBlock]:
+def family_of(backbone: Any) -> type[Any]:
     """The block class for a network or a config.
 
     Raises:
         InputError: no family takes it.
     """
-    for block_class in FAMILIES.values():
-        wanted = block_class.backbone_class
-        if type(backbone) in (wanted, wanted.config_class):
+    known = []
+    for family in FAMILIES:
+        block_class = block_class_of(family)
+        if block_class.library.takes(backbone, block_class.backbone_class):
             return block_class
-    known = ", ".join(block_class.backbone_class.__name__ for block_class in FAMILIES.values())
-    raise InputError("backbone", type(backbone).__name__, f"a {known} or its config", "other classes are not supported")
+        known.append(block_class.backbone_class.__name__)
+    name = type(backbone).__name__
+    raise InputError("backbone", name, f"a {', '.join(known)} or its config", "other classes are not supported")
 
 
-def blockwise_config(
-    backbone_config: PreTrainedConfig, *, preset: Preset = "default", **settings: Any
-) -> BlockwiseConfig:
+def blockwise_config(backbone_config: Any, *, preset: Preset = "default", **settings: Any) -> BlockwiseConfig:
     """Resolve the settings of a conversion: preset < settings, with sigma_data measured where it is not given."""
     if preset not in ("default", "paper"):
         raise InputError("preset", preset, "default or paper")
-    values = {**(PAPER if preset == "paper" else {}), **settings, "family": family_of(backbone_config).family}
-    return with_measured_scale(validate(BlockwiseConfig, values), backbone_config)
+    family = family_of(backbone_config).family
+    values = {**(PAPER[family] if preset == "paper" else {}), **settings, "family": family}
+    return with_measured_scale(validate(CONFIGS[family], values), backbone_config)
 
 
-def with_measured_scale(config: BlockwiseConfig, backbone_config: PreTrainedConfig) -> BlockwiseConfig:
+def with_measured_scale(config: BlockwiseConfig, backbone_config: Any) -> BlockwiseConfig:
     """The config with sigma_data measured from the table of targets, unless it is given."""
     if config.sigma_data is not None:
         return config
@@ -89,23 +88,19 @@ def with_measured_scale(config: BlockwiseConfig, backbone_config: PreTrainedConf
     return config.model_copy(update={"sigma_data": component_std(table)})
 
 
-def build_block(backbone_config: PreTrainedConfig, config: BlockwiseConfig, index: int, seed: int) -> Block:
+def build_block(backbone_config: Any, config: BlockwiseConfig, index: int, seed: int) -> Block:
     """Build one block from scratch, initialised from (seed, index) alone."""
     block_class = family_of(backbone_config)
-    part = split_layers(backbone_config.num_hidden_layers, config.num_blocks, config.layer_split)[index]
+    num_layers = block_class.library.num_layers(backbone_config)
+    part = split_layers(num_layers, config.num_blocks, config.layer_split)[index]
     with seeded("cpu", seed, "backbone", index):
-        shallow = block_class.backbone_class(shallow_config(backbone_config, part))
+        shallow = _build(block_class, backbone_config, part)
     targets = block_class.make_targets(config, backbone_config)
     return assemble(block_class, shallow, config, index, seed, targets)
 
 
 def assemble(
-    block_class: type[VitBlock],
-    shallow: PreTrainedModel,
-    config: BlockwiseConfig,
-    index: int,
-    seed: int,
-    targets: Tensor,
+    block_class: type[Any], shallow: nn.Module, config: BlockwiseConfig, index: int, seed: int, targets: Tensor | None
 ) -> Block:
     """Wrap a shallow network as a block; what is added to it is initialised from (seed, index)."""
     with seeded("cpu", seed, "block", index):
@@ -113,27 +108,25 @@ def assemble(
         return block_class(shallow, config, index, targets).to(parameter.device).train(shallow.training)
 
 
-def shallow_config(config: PreTrainedConfig, part: range) -> Any:
-    """The config of the same network with only the layers of `part`; per-layer lists are sliced with them."""
-    shallow = copy.deepcopy(config)
-    for name, value in config.to_dict().items():
-        if "layer" in name and isinstance(value, list) and len(value) == config.num_hidden_layers:
-            setattr(shallow, name, value[part.start : part.stop])
-    shallow.num_hidden_layers = len(part)
-    return shallow
+def _build(block_class: type[Block], backbone_config: Any, part: range) -> nn.Module:
+    """A fresh network with the layers of `part` alone."""
+    library = block_class.library
+    network = library.build(block_class.backbone_class, library.shallow(backbone_config, part))
+    block_class.initialise(network)
+    return network
 
 
-def cut(backbone: PreTrainedModel, part: range, layers_path: str) -> PreTrainedModel:
+def cut(backbone: Any, part: range, block_class: type[Block]) -> Any:
     """A network of the same class with the layers of `part` and copies of everything outside the layers.
 
     Raises:
         InputError: weights that the rebuilt network does not have, or lacks, by name.
     """
     with seeded("cpu", 0, "cut"):
-        shallow: Any = type(backbone)(shallow_config(backbone.config, part))
+        shallow: Any = _build(block_class, block_class.library.config_of(backbone), part)
     parameter = next(backbone.parameters())
     shallow = shallow.to(device=parameter.device, dtype=parameter.dtype)
-    state = _renumber(backbone.state_dict(), part, layers_path + ".")
+    state = _renumber(backbone.state_dict(), part, block_class.layers_path + ".")
     try:
         shallow.load_state_dict(state, strict=True)
     except RuntimeError as error:
@@ -141,20 +134,21 @@ def cut(backbone: PreTrainedModel, part: range, layers_path: str) -> PreTrainedM
     return shallow.train(backbone.training)
 
 
-def check_layers(backbone: PreTrainedModel, block_class: type[VitBlock]) -> None:
+def check_layers(backbone: Any, block_class: type[Block]) -> None:
     """Refuse a network whose layers are not those that its config builds: a cut could not rebuild them.
 
     Raises:
         InputError: the first such layer, by name, or a stack of another length than the config says.
     """
     path, layers = block_class.layers_path, backbone.get_submodule(block_class.layers_path)
-    count = backbone.config.num_hidden_layers
-    if len(layers) != count:  # type: ignore[arg-type]
-        raise InputError(path, len(layers), f"{count} layers, as config.num_hidden_layers says")  # type: ignore[arg-type]
+    config = block_class.library.config_of(backbone)
+    count = block_class.library.num_layers(config)
+    if len(layers) != count:
+        raise InputError(path, len(layers), f"{count} layers, as its config says")
     with seeded("cpu", 0, "cut"):
-        model: Any = block_class.backbone_class(shallow_config(backbone.config, range(1)))
+        model: Any = _build(block_class, config, range(1))
     wanted = _structure(model.get_submodule(f"{path}.0"))
-    for number, layer in enumerate(layers):  # type: ignore[arg-type]
+    for number, layer in enumerate(layers):
         if _structure(layer) != wanted:
             raise InputError(
                 f"{path}.{number}",

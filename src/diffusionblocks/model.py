@@ -9,13 +9,13 @@ from torch import Tensor, nn
 
 from diffusionblocks import checkpoint
 from diffusionblocks.block import Block, plan_of
-from diffusionblocks.config import BlockwiseConfig, read_json, validate
+from diffusionblocks.config import BlockwiseConfig, config_class, read_json, validate
 from diffusionblocks.errors import InputError
-from diffusionblocks.families import FAMILIES
-from diffusionblocks.randomness import keyed_generator
+from diffusionblocks.families import block_class_of
 from diffusionblocks.sampling import Denoiser, SamplingPlan
 
 CONFIG_FILE = "diffusionblocks.json"
+TARGETS_FILE = "targets.safetensors"
 
 
 class BlockwiseModel(nn.Module):
@@ -44,8 +44,8 @@ class BlockwiseModel(nn.Module):
         return plan_of(self.config)
 
     @property
-    def targets(self) -> Tensor:
-        """The frozen table of target embeddings (K, target_dim)."""
+    def targets(self) -> Any:
+        """The frozen table of target embeddings (K, target_dim), where targets are discrete."""
         return self.block_list[0].targets
 
     @property
@@ -65,12 +65,9 @@ class BlockwiseModel(nn.Module):
             num_sampling_steps: steps, if other than the stored plan's; at least one per block.
             **options: the family's; for classes start, decoding, chains, generator (see `VitBlock.decode`).
         """
-        options["decoding"] = decoding_of(self.config, num_sampling_steps=num_sampling_steps, **options)
-        options.setdefault("start", self.config.start)
-        # Without a generator the start noise is a fixed one, so that a plain call is a function of x.
-        options.setdefault("generator", keyed_generator(0, "start"))
-        plan = plan_of(self.config, num_sampling_steps)
-        return self.block_list[0].decode(self.block_list, x, plan, **options)
+        block_class = type(self.block_list[0])
+        options = block_class.decoding_options(self.config, num_sampling_steps, **options)
+        return block_class.decode(self.block_list, x, plan_of(self.config, num_sampling_steps), **options)
 
     def forward(self, x: Tensor, labels: Tensor | None = None, **options: Any) -> Any:
         """Run the stored plan on x; the result is the model output of the backbone's own class.
@@ -96,7 +93,8 @@ class BlockwiseModel(nn.Module):
                 part = draft / f"block-{block.index}"
                 part.mkdir()
                 checkpoint.save_network(block, part)
-            checkpoint.save_tensors({"targets": self.targets}, draft / "targets.safetensors")
+            if self.targets is not None:
+                checkpoint.save_tensors({"targets": self.targets}, draft / TARGETS_FILE)
             (draft / CONFIG_FILE).write_text(self.config.model_dump_json(indent=1), encoding="utf-8")
 
     @classmethod
@@ -106,43 +104,40 @@ class BlockwiseModel(nn.Module):
         Raises:
             InputError: not such a folder, a missing block, or files that are broken or do not fit together.
         """
-        folder = Path(folder)
-        if not (folder / CONFIG_FILE).is_file():
-            raise InputError("folder", str(folder), f"a saved model with {CONFIG_FILE}")
-        config = validate(BlockwiseConfig, read_json(folder / CONFIG_FILE), str(folder / CONFIG_FILE))
-        table = checkpoint.load_tensors(folder / "targets.safetensors").get("targets")
-        if table is None or table.ndim != 2:
-            raise InputError("file", str(folder / "targets.safetensors"), "a table `targets` (K, target_dim)")
-        blocks = [load_block(folder / f"block-{k}", config, k, table) for k in range(config.num_blocks)]
+        config, targets = read_model(folder := Path(folder))
+        blocks = [load_block(folder, config, k, targets) for k in range(config.num_blocks)]
         return cls(blocks, config).eval()
 
 
-def decoding_of(
-    config: BlockwiseConfig,
-    *,
-    decoding: str | None = None,
-    start: str | None = None,
-    chains: int = 1,
-    num_sampling_steps: int | None = None,
-    **options: Any,
-) -> str:
-    """The decoding that is asked for: the one named, the chain for whoever names a part of it, else the config's."""
-    if decoding is not None:
-        return decoding
-    return "chain" if start is not None or chains != 1 or num_sampling_steps is not None else config.decoding
+def read_model(folder: Path) -> tuple[BlockwiseConfig, Tensor | None]:
+    """What the blocks of a saved model have in common: the config, and the table of targets where there is one.
+
+    Raises:
+        InputError: not such a folder, or broken files.
+    """
+    path = folder / CONFIG_FILE
+    if not path.is_file():
+        raise InputError("folder", str(folder), f"a saved model with {CONFIG_FILE}")
+    values = read_json(path)
+    family = values.get("family") if isinstance(values, dict) else None
+    config = validate(config_class(family, str(path)), values, str(path))
+    table = None
+    if block_class_of(config.family).has_targets:
+        table = checkpoint.load_tensors(folder / TARGETS_FILE).get("targets")
+        if table is None or table.ndim != 2:
+            raise InputError("file", str(folder / TARGETS_FILE), "a table `targets` (K, target_dim)")
+    return config, table
 
 
-def load_block(folder: Path, config: BlockwiseConfig, index: int, targets: Tensor) -> Block:
-    """Read one block from its folder.
+def load_block(folder: Path, config: BlockwiseConfig, index: int, targets: Tensor | None) -> Block:
+    """Read one block of a saved model.
 
     Raises:
         InputError: missing or broken files, or weights that do not fit config or targets.
     """
-    block_class = FAMILIES[config.family]
-    backbone = checkpoint.load_backbone(block_class.backbone_class, folder)
-    if backbone.config.num_labels != len(targets):
-        raise InputError("targets", len(targets), f"{backbone.config.num_labels} rows, one per label of {folder}")
+    block_class, part = block_class_of(config.family), folder / f"block-{index}"
+    backbone = block_class.library.load(block_class.backbone_class, part)
     with torch.random.fork_rng(devices=[]):  # building draws an initialisation that the loaded weights replace
         block = block_class(backbone, config, index, targets)
-    checkpoint.load_added(block, folder)
+    checkpoint.load_added(block, part)
     return block.eval()

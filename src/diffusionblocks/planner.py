@@ -21,11 +21,11 @@ from transformers.initialization import no_init_weights
 from diffusionblocks import checkpoint
 from diffusionblocks.block import edges_of
 from diffusionblocks.conversion import family_of
-from diffusionblocks.families.vit import PlainVit
 from diffusionblocks.memory import KINDS, MemoryReport, Stage
 from diffusionblocks.partition import check_count, split_layers
-from diffusionblocks.recipes import RunConfig
-from diffusionblocks.training.run import backbone_config, blockwise_of
+from diffusionblocks.run_config import AnyRun
+from diffusionblocks.training.data import empty_batch
+from diffusionblocks.training.networks import backbone_config, blockwise_of
 from diffusionblocks.training.trainer import UnitState
 
 # From 3 layers on there is a first, a last, and one between them that has a neighbour on both sides.
@@ -70,14 +70,14 @@ class _Trace:
     stages: list[Stage]
 
 
-def precision_here(config: RunConfig) -> str:
+def precision_here(config: AnyRun) -> str:
     """The precision that training on this machine would have: what "auto" comes to."""
     if config.precision != "auto":
         return config.precision
     return "bf16" if torch.cuda.is_available() and torch.cuda.is_bf16_supported() else "fp32"
 
 
-def predict(config: RunConfig) -> MemoryReport:
+def predict(config: AnyRun) -> MemoryReport:
     """Predicted memory of one update of the largest unit that the config's method trains.
 
     Args:
@@ -105,7 +105,7 @@ def predict(config: RunConfig) -> MemoryReport:
     return MemoryReport(total, *parts)
 
 
-def plan(config: RunConfig, num_blocks: Sequence[int] | None = None) -> list[PlanRow]:
+def plan(config: AnyRun, num_blocks: Sequence[int] | None = None) -> list[PlanRow]:
     """Predicted memory of every method and number of blocks.
 
     Args:
@@ -138,7 +138,7 @@ def plan(config: RunConfig, num_blocks: Sequence[int] | None = None) -> list[Pla
     return rows
 
 
-def write_plan(path: Path, rows: Sequence[PlanRow], config: RunConfig) -> Path:
+def write_plan(path: Path, rows: Sequence[PlanRow], config: AnyRun) -> Path:
     """Write a plan as JSON: the settings and, for every row, bytes and ratios."""
     result = {
         "config": config.model_dump(mode="json"),
@@ -150,7 +150,7 @@ def write_plan(path: Path, rows: Sequence[PlanRow], config: RunConfig) -> Path:
     return path
 
 
-def _with_blocks(config: RunConfig, num_blocks: int) -> RunConfig:
+def _with_blocks(config: AnyRun, num_blocks: int) -> AnyRun:
     """The config with another number of blocks, cut evenly unless it is the config's own."""
     check_count("num_blocks", num_blocks)
     split = config.layer_split if num_blocks == config.num_blocks else None
@@ -160,7 +160,7 @@ def _with_blocks(config: RunConfig, num_blocks: int) -> RunConfig:
     return config
 
 
-def _traced_settings(config: RunConfig) -> RunConfig:
+def _traced_settings(config: AnyRun) -> AnyRun:
     """The settings with all that does not change the bytes of an update made the same, so that traces are shared."""
     blocks = config.method == "blocks"
     return config.model_copy(
@@ -178,32 +178,31 @@ def _traced_settings(config: RunConfig) -> RunConfig:
 
 
 @functools.lru_cache(maxsize=64)
-def _trace(config: RunConfig, num_layers: int) -> _Trace:
+def _trace(config: AnyRun, num_layers: int) -> _Trace:
     """Two updates of a unit of so many layers on fake tensors."""
     mode, training = FakeTensorMode(), config.training()
     unit = _fake_unit(config, num_layers, mode)
-    size = (config.batch_size, config.num_channels, config.image_size, config.image_size)
     with mode:
         state = UnitState.prepare(unit, training)
         state.measure()
         for _ in range(2):
-            x, y = torch.empty(size), torch.empty(config.batch_size, dtype=torch.long)
+            x, y = empty_batch(config)
             state.update(x, y, training.lr, training)
         assert state.meter is not None
         stages = state.meter.stages
         return _Trace(state.report(x, y, training), stages)
 
 
-def _fake_unit(config: RunConfig, num_layers: int, mode: FakeTensorMode) -> nn.Module:
+def _fake_unit(config: AnyRun, num_layers: int, mode: FakeTensorMode) -> nn.Module:
     """A block with all the layers, or the plain network, without data."""
     base, blockwise = backbone_config(config, num_layers), blockwise_of(config)
     block_class = family_of(base)
     targets = block_class.make_targets(blockwise, base)
     with mode, no_init_weights():
-        backbone = block_class.backbone_class(base)
-        if config.method != "blocks":
-            return PlainVit(backbone)
-        unit = block_class(backbone, blockwise, 0, mode.from_tensor(targets))
+        backbone = block_class.library.build(block_class.backbone_class, base)
+        if config.method != "blocks" and block_class.plain is not None:
+            return block_class.plain(backbone)
+        unit = block_class(backbone, blockwise, 0, None if targets is None else mode.from_tensor(targets))
     # The masses of its interval are numbers, which no fake tensor has: a first draw computes and caches them.
     unit.draw(1, torch.Generator())
     return unit

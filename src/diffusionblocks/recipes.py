@@ -3,122 +3,19 @@
 Precedence: recipe < preset < --config FILE < flags. What results is a frozen `RunConfig`, saved with the run.
 """
 
-import math
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
-from pydantic import Field, model_validator
-
-from diffusionblocks.config import PAPER, BlockwiseConfig, read_json, validate
+from diffusionblocks.config import PAPER, read_json, validate
 from diffusionblocks.errors import InputError
-from diffusionblocks.training.config import Budget, TrainingConfig
-
-
-class RunConfig(BlockwiseConfig, TrainingConfig):
-    """Everything that determines a run's result: data, network, blocks and training."""
-
-    recipe: str = Field(description="the recipe it started from")
-    preset: Literal["default", "paper"] = Field("default", description="noise settings: ours, or the paper's")
-    method: Literal["blocks", "end-to-end", "shallow", "shallow-ensemble", "checkpointing", "trunk"] = Field(
-        "blocks",
-        description="blocks; a control: the whole network, one with a block's number of layers, B of those averaged, "
-        "the whole network with activation checkpointing; or the trunk of blocks to be trained elsewhere",
-    )
-    budget: Literal["layer-evaluations", "samples"] = Field(
-        "layer-evaluations",
-        description="what B blocks or members have as much of as the network end to end: N updates each, or N/B",
-    )
-    trunk: float = Field(
-        0.0,
-        ge=0,
-        lt=1,
-        description="share of the blocks' budget that one block over the whole noise range gets before they branch off",
-    )
-
-    dataset: Literal["digits", "fashion-mnist", "cifar-100", "tiny-imagenet"] = Field(description="data set")
-    data_dir: str | None = Field(None, description="its folder, or hub:NAME; digits needs none")
-    fold: int = Field(0, ge=0, le=4, description="digits: which fifth is the test split")
-    flip: bool = Field(False, description="flip training images at random")
-    randaugment: bool = Field(False, description="RandAugment of training images (2 operations, magnitude 9)")
-
-    image_size: int = Field(ge=1, description="height and width of the images, pixels")
-    num_channels: int = Field(ge=1, description="channels of the images")
-    num_classes: int = Field(ge=2, description="number of classes")
-    patch_size: int = Field(ge=1, description="height and width of a patch, pixels")
-    hidden_size: int = Field(64, ge=1, description="width d")
-    num_layers: int = Field(6, ge=1, description="number of layers L")
-    num_heads: int = Field(4, ge=1, description="attention heads")
-    intermediate_size: int | None = Field(None, ge=1, description="width of the MLP; default: 4 d")
-    dropout: float = Field(0.0, ge=0, lt=1, description="dropout of hidden states")
-
-    @model_validator(mode="after")
-    def _network_fits(self) -> "RunConfig":
-        if self.num_blocks > self.num_layers:
-            raise InputError(
-                "num_blocks", self.num_blocks, f"at most num_layers={self.num_layers}", "take fewer blocks"
-            )
-        split = self.layer_split
-        if split is not None and sum(split) != self.num_layers:
-            raise InputError("layer_split", list(split), f"counts that sum to num_layers={self.num_layers}")
-        if self.method == "trunk" and not self.trunk:
-            raise InputError("trunk", self.trunk, "a share above 0 for method=trunk", "set trunk=0.5, say")
-        if self.trunk and self.method not in ("blocks", "trunk"):
-            raise InputError("trunk", self.trunk, f"0 for method={self.method}", "only blocks have a trunk")
-        if self.image_size % self.patch_size:
-            near = [p for p in range(1, self.image_size + 1) if self.image_size % p == 0]
-            raise InputError(
-                "patch_size", self.patch_size, f"a divisor of image_size={self.image_size}", f"one of {near}"
-            )
-        if self.hidden_size % self.num_heads:
-            raise InputError("num_heads", self.num_heads, f"a divisor of hidden_size={self.hidden_size}")
-        return self
-
-    def blockwise(self) -> BlockwiseConfig:
-        """The part that makes the converted model."""
-        return BlockwiseConfig(**{name: getattr(self, name) for name in BlockwiseConfig.model_fields})
-
-    def training(self) -> TrainingConfig:
-        """The part that the trainer reads; its budget is that of one unit."""
-        values = {name: getattr(self, name) for name in TrainingConfig.model_fields}
-        if self.budget == "samples" and self.method in ("blocks", "trunk", "shallow-ensemble"):
-            if self.updates is not None:
-                values["updates"] = max(1, round(self.updates / self.num_blocks))
-            if self.epochs is not None:
-                values["epochs"] = self.epochs / self.num_blocks
-        if self.method == "checkpointing":
-            values["checkpointing"] = True
-        return TrainingConfig(**values)
-
-    def unit_budget(self, num_samples: int) -> Budget:
-        """The updates of each unit on a data set of this size.
-
-        With a trunk of share s, blocks of N updates each become a trunk of B s N updates and (1 - s) N updates of each
-        block after it: the same number of updates in all.
-
-        Raises:
-            InputError: a share that leaves the trunk or the blocks without an update.
-        """
-        updates = self.training().num_updates(num_samples)
-        if not self.trunk:
-            return Budget(0, updates, updates)
-        shared = round(self.trunk * updates)
-        if not 0 < shared < updates:
-            raise InputError("trunk", self.trunk, f"a share that leaves an update to both of {updates}", "train longer")
-        trunk = self.num_blocks * shared
-        total = trunk + updates - shared
-        return Budget(0, trunk, total) if self.method == "trunk" else Budget(trunk, total, total)
-
-    def depth(self) -> int:
-        """Layers of the largest unit: the whole network's, or those of the largest block."""
-        if self.method in ("end-to-end", "checkpointing"):
-            return self.num_layers
-        return max(self.layer_split) if self.layer_split else math.ceil(self.num_layers / self.num_blocks)
+from diffusionblocks.run_config import DitRun, VitRun, run_config_class
 
 
 def vit_digits() -> dict[str, Any]:
     """A 6-layer ViT on scikit-learn's digits (8x8, 1,797 images, nothing to download); minutes on a laptop."""
     return {
+        "family": "vit",
         "dataset": "digits",
         "image_size": 8,
         "num_channels": 1,
@@ -135,6 +32,7 @@ def vit_digits() -> dict[str, Any]:
 def vit_fashion() -> dict[str, Any]:
     """A 6-layer ViT on Fashion-MNIST (IDX files, 60,000 + 10,000 images, --data-dir)."""
     return {
+        "family": "vit",
         "dataset": "fashion-mnist",
         "image_size": 28,
         "num_channels": 1,
@@ -150,6 +48,7 @@ def vit_fashion() -> dict[str, Any]:
 def vit_cifar100() -> dict[str, Any]:
     """The paper's ViT on CIFAR-100 (Table 1, Appendix D.1): 12 layers, d 128, B = 3, 500 epochs."""
     return {
+        "family": "vit",
         "preset": "paper",
         "dataset": "cifar-100",
         "image_size": 32,
@@ -177,6 +76,7 @@ def vit_tiny_imagenet() -> dict[str, Any]:
     The patch size and the end of the cosine are not stated for it; both are as for CIFAR-100 (patch 4, lr / 10).
     """
     return {
+        "family": "vit",
         "preset": "paper",
         "num_blocks": 2,
         "dataset": "tiny-imagenet",
@@ -199,15 +99,156 @@ def vit_tiny_imagenet() -> dict[str, Any]:
     }
 
 
+def dit_digits() -> dict[str, Any]:
+    """A 6-layer DiT on scikit-learn's digits (8x8, 1,797 images, nothing to download); minutes on a laptop."""
+    return {
+        "family": "dit",
+        "dataset": "digits",
+        "image_size": 8,
+        "num_channels": 1,
+        "num_classes": 10,
+        "patch_size": 2,
+        "updates": 600,
+        "batch_size": 128,
+        "lr": 2e-3,
+        "weight_decay": 0.0,
+        "ema_decay": 0.99,
+        "checkpoint_every": 300,
+    }
+
+
+def dit_fashion() -> dict[str, Any]:
+    """A 6-layer DiT on Fashion-MNIST (IDX files, 60,000 + 10,000 images, --data-dir)."""
+    return {
+        "family": "dit",
+        "dataset": "fashion-mnist",
+        "image_size": 28,
+        "num_channels": 1,
+        "num_classes": 10,
+        "patch_size": 4,
+        "updates": 600,
+        "batch_size": 64,
+        "lr": 2e-3,
+        "weight_decay": 0.0,
+        "ema_decay": 0.99,
+        "checkpoint_every": 300,
+    }
+
+
+def dit_folder() -> dict[str, Any]:
+    """A DiT on your own images: a folder of class folders, or hub:NAME (--data-dir); cropped and resized to 32x32."""
+    return {
+        "family": "dit",
+        "dataset": "folder",
+        "image_size": 32,
+        "num_channels": 3,
+        "patch_size": 4,
+        "hidden_size": 128,
+        "num_layers": 6,
+        "epochs": 100,
+        "batch_size": 64,
+        "lr": 1e-3,
+        "weight_decay": 0.0,
+        "ema_decay": 0.999,
+    }
+
+
+def dit_latent() -> dict[str, Any]:
+    """A DiT on latents that `dblocks encode` made of your images (--data-dir)."""
+    return {
+        "family": "dit",
+        "dataset": "latents",
+        "image_size": 32,
+        "num_channels": 4,
+        "patch_size": 2,
+        "hidden_size": 128,
+        "num_layers": 6,
+        "epochs": 100,
+        "batch_size": 64,
+        "lr": 1e-3,
+        "weight_decay": 0.0,
+        "ema_decay": 0.999,
+    }
+
+
+def dit_s2_cifar10() -> dict[str, Any]:
+    """The paper's DiT-S/2 on CIFAR-10 (Table 2, Appendix D.2): 12 layers, d 384, 6 heads, B = 3, 100 epochs.
+
+    Weight decay, warm-up and the average of weights are not stated; DiT's own are taken (0, none, 0.9999).
+    """
+    return {
+        "family": "dit",
+        "preset": "paper",
+        "dataset": "cifar-10",
+        "image_size": 32,
+        "num_channels": 3,
+        "num_classes": 10,
+        "patch_size": 2,
+        "hidden_size": 384,
+        "num_layers": 12,
+        "num_heads": 6,
+        "epochs": 100,
+        "batch_size": 512,
+        "lr": 1e-4,
+        "lr_final": 1e-4,
+        "warmup": 0.0,
+        "weight_decay": 0.0,
+        "ema_decay": 0.9999,
+    }
+
+
+def dit_l2_imagenet() -> dict[str, Any]:
+    """The paper's DiT-L/2 on ImageNet-256 latents (Table 2, Appendix D.2): 24 layers, d 1024, 16 heads, B = 3.
+
+    The latents are those of `dblocks encode` with the autoencoder of DiT; what is not stated is as for DiT-S/2.
+    """
+    return {
+        "family": "dit",
+        "preset": "paper",
+        "dataset": "latents",
+        "image_size": 32,
+        "num_channels": 4,
+        "num_classes": 1000,
+        "patch_size": 2,
+        "hidden_size": 1024,
+        "num_layers": 24,
+        "num_heads": 16,
+        "epochs": 100,
+        "batch_size": 512,
+        "lr": 5e-5,
+        "lr_final": 5e-5,
+        "warmup": 0.0,
+        "weight_decay": 0.0,
+        "ema_decay": 0.9999,
+    }
+
+
 RECIPES: dict[str, Callable[[], dict[str, Any]]] = {
     "vit-digits": vit_digits,
     "vit-fashion": vit_fashion,
     "vit-cifar100": vit_cifar100,
     "vit-tiny-imagenet": vit_tiny_imagenet,
+    "dit-digits": dit_digits,
+    "dit-fashion": dit_fashion,
+    "dit-folder": dit_folder,
+    "dit-latent": dit_latent,
+    "dit-s2-cifar10": dit_s2_cifar10,
+    "dit-l2-imagenet": dit_l2_imagenet,
 }
 
 
-def resolve(recipe: str, config_file: Path | None = None, flags: dict[str, Any] | None = None) -> RunConfig:
+def family_of_recipe(recipe: str) -> str:
+    """The family of a recipe's networks.
+
+    Raises:
+        InputError: unknown recipe.
+    """
+    if recipe not in RECIPES:
+        raise InputError("recipe", recipe, f"one of {', '.join(RECIPES)}", "see `dblocks recipes`")
+    return RECIPES[recipe]()["family"]
+
+
+def resolve(recipe: str, config_file: Path | None = None, flags: dict[str, Any] | None = None) -> VitRun | DitRun:
     """The settings of a run: recipe < preset < config file < flags.
 
     Args:
@@ -218,21 +259,23 @@ def resolve(recipe: str, config_file: Path | None = None, flags: dict[str, Any] 
     Raises:
         InputError: unknown recipe or setting, or a value out of range.
     """
-    if recipe not in RECIPES:
-        raise InputError("recipe", recipe, f"one of {', '.join(RECIPES)}", "see `dblocks recipes`")
-    values, flags = RECIPES[recipe](), flags or {}
+    family, flags = family_of_recipe(recipe), flags or {}
+    values = RECIPES[recipe]()
     from_file: Any = {} if config_file is None else read_json(config_file)
     if not isinstance(from_file, dict):
         raise InputError("config", str(config_file), "a JSON object of settings")
     given = {**from_file, **flags}
     if given.get("preset", values.get("preset")) == "paper":
-        values |= PAPER
-        # The paper's four steps are for its three blocks; another number of blocks takes at least as many steps.
+        paper = PAPER[family]
+        values |= paper
+        # The paper's steps are for its three blocks; another number of blocks takes at least as many steps.
         num_blocks = given.get("num_blocks", values.get("num_blocks", 3))
-        if isinstance(num_blocks, int) and num_blocks > PAPER["num_sampling_steps"]:
+        if isinstance(num_blocks, int) and num_blocks > paper["num_sampling_steps"]:
             values["num_sampling_steps"] = num_blocks
     # A budget that is given replaces the recipe's, whichever unit either is in.
     if "updates" in given or "epochs" in given:
         values = {name: value for name, value in values.items() if name not in ("updates", "epochs")}
     source = f"{config_file}" if config_file is not None and not flags else ""
-    return validate(RunConfig, {**values, **given, "recipe": recipe}, source)
+    if given.get("family", family) != family:
+        raise InputError("family", given["family"], f"{family}, as in {recipe}", "take a recipe of it")
+    return validate(run_config_class(values), {**values, **given, "recipe": recipe}, source)

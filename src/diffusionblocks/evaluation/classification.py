@@ -16,9 +16,9 @@ from torch import Tensor, nn
 
 from diffusionblocks.block import plan_of
 from diffusionblocks.data.images import ImageSet, to_float
-from diffusionblocks.families.vit import Decoding, PlainVit, VitBlock, VitEnsemble, chain, log_probs
+from diffusionblocks.families.vit import Decoding, PlainVit, VitBlock, VitEnsemble, chain, decoding_of, log_probs
 from diffusionblocks.memory import forward_memory
-from diffusionblocks.model import BlockwiseModel, decoding_of
+from diffusionblocks.model import BlockwiseModel
 from diffusionblocks.randomness import keyed_generator
 from diffusionblocks.sampling import Start, initial_state
 from diffusionblocks.targets import mean_pairwise_cosine

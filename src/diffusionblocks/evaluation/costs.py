@@ -14,13 +14,15 @@ from typing import Any
 import torch
 from rich.console import Console
 from rich.progress import track
-from torch import nn
+from torch import Tensor, nn
 
 from diffusionblocks.data.batches import TensorBatches
 from diffusionblocks.memory import MemoryReport
+from diffusionblocks.model import BlockwiseModel
 from diffusionblocks.randomness import keyed_generator
-from diffusionblocks.recipes import RunConfig
-from diffusionblocks.training.run import build_units
+from diffusionblocks.run_config import AnyRun
+from diffusionblocks.training.data import empty_batch
+from diffusionblocks.training.networks import blockwise_of, build_units
 from diffusionblocks.training.step import make_optimizer, train_step
 from diffusionblocks.training.trainer import Trainer
 
@@ -47,24 +49,29 @@ class StepTime:
         return {**spread, "units": len(self.seconds), "threads": torch.get_num_threads()}
 
 
-def random_batches(config: RunConfig, size: int) -> TensorBatches:
-    """Images and labels of the recipe's shape, keyed by the seed: costs do not depend on what is on them."""
-    generator, side = keyed_generator(config.seed, "costs"), config.image_size
-    x = torch.randn(size, config.num_channels, side, side, generator=generator)
-    return TensorBatches(x, torch.randint(0, config.num_classes, (size,), generator=generator))
+def random_batches(config: AnyRun) -> TensorBatches:
+    """One batch of the recipe's shape, keyed by the seed: costs do not depend on what is on the images."""
+    generator = keyed_generator(config.seed, "costs")
+
+    def filled(tensor: Tensor) -> Tensor:
+        if tensor.is_floating_point():
+            return torch.randn(tensor.shape, generator=generator)
+        return torch.randint(0, config.num_classes or 1, tensor.shape, generator=generator)
+
+    return TensorBatches(*map(filled, empty_batch(config)))
 
 
-def step_memory(config: RunConfig, device: str = "cpu") -> MemoryReport:
+def step_memory(config: AnyRun, device: str = "cpu") -> MemoryReport:
     """Measured memory of an update of the method's largest unit (the first of those), over two real updates."""
     largest = max(build_units(config), key=lambda unit: len(unit.layers))  # type: ignore[arg-type]
     training = config.training().model_copy(update={"updates": 2, "epochs": None})
-    trainer = Trainer([largest], random_batches(config, config.batch_size), training, device=device, progress=False)
+    trainer = Trainer([largest], random_batches(config), training, device=device, progress=False)
     (report,) = trainer.train().values()
     return report
 
 
 def step_times(
-    configs: Mapping[str, RunConfig], device: str = "cpu", rounds: int = 7, turn: int = 8, skipped: int = 2
+    configs: Mapping[str, AnyRun], device: str = "cpu", rounds: int = 7, turn: int = 8, skipped: int = 2
 ) -> dict[str, StepTime]:
     """Seconds of one update by method.
 
@@ -91,17 +98,42 @@ def step_times(
     }
 
 
-def losses(config: RunConfig, updates: int) -> list[float]:
+def sampling_speed(
+    configs: Mapping[str, AnyRun], device: str = "cpu", rounds: int = 5, images: int = 32
+) -> dict[str, dict[str, float]]:
+    """Images a second of each generator with its stored plan, blocks all resident, without guidance, in alternation.
+
+    Args:
+        configs: methods by name.
+        device: where to compute.
+        rounds: how often each has a turn.
+        images: images of a turn, one batch.
+
+    Returns:
+        median, least and most of the rounds, by method.
+    """
+    models = {name: BlockwiseModel(build_units(c), blockwise_of(c)).to(device).eval() for name, c in configs.items()}  # type: ignore[arg-type]
+    speeds: dict[str, list[float]] = {name: [] for name in models}
+    for number in range(rounds + 1):
+        for name, model in models.items():
+            start = time.perf_counter()
+            model.decode(torch.zeros(images, dtype=torch.long), guidance=1.0, batch_size=images)
+            if number:  # the first is to warm up
+                speeds[name].append(images / (time.perf_counter() - start))
+    return {n: {"median": statistics.median(s), "least": min(s), "most": max(s)} for n, s in speeds.items()}
+
+
+def losses(config: AnyRun, updates: int) -> list[float]:
     """Losses of the first updates of a method's first unit on random images: to tell whether two methods are equal."""
     unit, optimizer = _prepared(build_units(config)[0], config, "cpu")
-    batches = random_batches(config, config.batch_size)
+    batches = random_batches(config)
     return [
         float(train_step(unit, optimizer, batches.x, batches.y, update=k, lr=config.lr, config=config.training())[0])
         for k in range(updates)
     ]
 
 
-def _prepared(unit: nn.Module, config: RunConfig, device: str) -> tuple[Any, torch.optim.Optimizer]:
+def _prepared(unit: nn.Module, config: AnyRun, device: str) -> tuple[Any, torch.optim.Optimizer]:
     unit.to(device).train()
     training = config.training()
     if training.checkpointing:
@@ -109,9 +141,9 @@ def _prepared(unit: nn.Module, config: RunConfig, device: str) -> tuple[Any, tor
     return unit, make_optimizer(unit, training)
 
 
-def _turn(unit: Any, optimizer: torch.optim.Optimizer, config: RunConfig, updates: range, skipped: int) -> float:
+def _turn(unit: Any, optimizer: torch.optim.Optimizer, config: AnyRun, updates: range, skipped: int) -> float:
     """Median seconds of one update over a turn."""
-    batches, device, times = random_batches(config, config.batch_size), next(unit.parameters()).device, []
+    batches, device, times = random_batches(config), next(unit.parameters()).device, []
     x, y = batches.x.to(device), batches.y.to(device)
     for update in updates:
         start = time.perf_counter()

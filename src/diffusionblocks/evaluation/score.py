@@ -3,38 +3,86 @@
 from pathlib import Path
 from typing import Any
 
+from diffusionblocks.data.images import ImageSet
+from diffusionblocks.data.latents import decode, load_vae
+from diffusionblocks.errors import InputError
 from diffusionblocks.evaluation.classification import EvalOptions, evaluate_blocks, evaluate_plain
+from diffusionblocks.evaluation.features import inception_features, train_features
+from diffusionblocks.evaluation.generation import GenerationOptions, evaluate_generator, to_pixels
+from diffusionblocks.evaluation.grid import write_grid
 from diffusionblocks.model import BlockwiseModel
-from diffusionblocks.training.run import load_config, load_split, load_trained, write_result
+from diffusionblocks.run_config import DitRun
+from diffusionblocks.training.data import Data, load_split
+from diffusionblocks.training.run import load_config, load_trained, write_result
 
 
 def score_run(
     run_dir: Path,
     split: str,
-    options: EvalOptions | None = None,
+    options: EvalOptions | GenerationOptions | None = None,
     data_dir: str | None = None,
     device: str = "cpu",
+    name: str = "",
 ) -> dict[str, Any]:
-    """Evaluate a run's newest checkpoints on every sample of a split; written to RUN/eval-SPLIT.json.
+    """Evaluate a run's newest checkpoints on a split; written to RUN/eval-SPLIT.json, with samples in eval-SPLIT.png.
 
     Args:
         run_dir: the run.
         split: "train", "validation" or "test".
-        options: how to decode.
+        options: how to decode or to sample.
         data_dir: where the data are now, if not where they were.
         device: where to compute.
+        name: added to the names of the files, for a run that is scored in several ways.
 
     Returns:
-        What `evaluate_blocks` or `evaluate_plain` gives, with split, images (their number), method, and the updates of
-        each unit.
+        What `evaluate_blocks`, `evaluate_plain` or `evaluate_generator` gives, with split, images (their number),
+        method, and the updates of each unit.
     """
     config = load_config(run_dir)
     where = config if data_dir is None else config.model_copy(update={"data_dir": data_dir})
-    images = load_split(where, split)
+    data = load_split(where, split)
     model, updates = load_trained(run_dir, config)
     model.to(device)
-    score = evaluate_blocks if isinstance(model, BlockwiseModel) else evaluate_plain
-    result = score(model, images, options or EvalOptions())  # type: ignore[operator]
-    result |= {"split": split, "images": len(images), "method": config.method, "updates": updates}
-    write_result(run_dir, f"eval-{split}.json", result)
+    stem = f"eval-{split}{name}"
+    if isinstance(config, DitRun):
+        assert isinstance(model, BlockwiseModel)
+        assert not isinstance(options, EvalOptions)
+        result = _score_generator(run_dir / f"{stem}.png", where, data, model, options or GenerationOptions())
+    else:
+        score = evaluate_blocks if isinstance(model, BlockwiseModel) else evaluate_plain
+        result = score(model, data, options or EvalOptions())  # type: ignore[operator]
+    result |= {"split": split, "images": len(data), "method": config.method, "updates": updates}
+    write_result(run_dir, f"{stem}.json", result)
     return result
+
+
+def _score_generator(
+    picture: Path, config: Any, data: Data, model: BlockwiseModel, options: GenerationOptions
+) -> dict[str, Any]:
+    """Scores of a generator, with a picture of its samples."""
+    to_images: Any = to_pixels
+    if not isinstance(data, ImageSet):
+        if options.vae is None:
+            raise InputError("vae", None, "the autoencoder that the latents were encoded with", "set --vae DIR")
+        vae = load_vae(options.vae)
+        to_images = lambda latents: decode(vae, latents)  # noqa: E731
+    features = features_of(config, picture.parent, options.features)
+    result, images = evaluate_generator(model, data, features, options, to_images)
+    columns = model.block_list[0].num_classes  # type: ignore[union-attr]
+    write_grid(images[: 8 * columns], picture, columns if columns <= 20 else None)
+    return result
+
+
+def features_of(config: Any, run_dir: Path, where: str | None) -> Any:
+    """What FID is measured with: Inception, or a classifier of the training split, trained where it is not there.
+
+    Raises:
+        InputError: Inception without its weights; a classifier of other data; latents without Inception.
+    """
+    if where == "inception":
+        return inception_features(None)
+    folder = Path(where) if where is not None else run_dir.parent / f"features-{config.dataset}"
+    train = load_split(config, "train")
+    if not isinstance(train, ImageSet):
+        raise InputError("features", where, "inception for latents: the classifier is trained on images")
+    return train_features(train, folder)

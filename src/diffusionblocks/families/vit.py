@@ -10,17 +10,21 @@ from typing import Any, Literal, cast
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
-from transformers import PreTrainedModel, ViTConfig, ViTForImageClassification
+from transformers import PreTrainedModel, ViTForImageClassification
+from transformers import ViTConfig as ViTBackboneConfig
 from transformers.modeling_outputs import ImageClassifierOutput
 
 from diffusionblocks import precondition, targets
+from diffusionblocks.backbones import TRANSFORMERS
 from diffusionblocks.block import Block, NoiseDraw
 from diffusionblocks.conditioning import LevelSlot, NoiseLevel
-from diffusionblocks.config import BlockwiseConfig
+from diffusionblocks.config import VitConfig
 from diffusionblocks.errors import InputError
+from diffusionblocks.randomness import keyed_generator
 from diffusionblocks.sampling import SamplingPlan, Start, initial_state, trajectory
 
 Decoding = Literal["chain", "average"]
+LAYERS_PATH = "vit.layers"
 
 
 class AppendToken:
@@ -45,15 +49,66 @@ class ReadDenoised:
         return None if readout is None else readout[0].to(args[0].dtype) + readout[1].to(args[0].dtype) * args[0]
 
 
+class PlainVit(nn.Module):
+    """A control: a network trained end to end without noise, through the same trainer.
+
+    Args:
+        backbone: the network.
+        index: with its seed the key of its randomness; members of an ensemble count from 0.
+        name: its folder's name.
+    """
+
+    library = TRANSFORMERS
+
+    def __init__(self, backbone: PreTrainedModel, index: int = 0, name: str = "network"):
+        super().__init__()
+        self.backbone, self.index, self.name = backbone, index, name
+
+    @classmethod
+    def build(cls, backbone_config: ViTBackboneConfig, index: int, name: str) -> "PlainVit":
+        """A fresh one."""
+        return cls(ViTForImageClassification(backbone_config), index, name)
+
+    @property
+    def layers(self) -> nn.ModuleList:
+        return self.backbone.get_submodule(LAYERS_PATH)  # type: ignore[return-value]
+
+    def draw(self, batch_size: int, generator: torch.Generator) -> None:
+        """No noise."""
+
+    def loss(self, x: Tensor, y: Tensor, draw: None = None) -> Tensor:
+        """Cross-entropy of each sample, (B,) float32."""
+        return functional.cross_entropy(self(x).float(), y, reduction="none")
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Logits (B, K) of images (B, C, H, W)."""
+        return self.backbone(pixel_values=x).logits
+
+    @contextlib.contextmanager
+    def unmodulated(self) -> Iterator[None]:
+        """As for a block; there is nothing to leave out."""
+        yield
+
+    def enable_checkpointing(self) -> None:
+        """Recompute each layer's activations in the backward pass (non-reentrant)."""
+        self.library.enable_checkpointing(self.backbone, None)
+
+
 class VitBlock(Block):
     """A block of a ViT classifier; see `Block` for arguments."""
 
     family = "vit"
     backbone_class = ViTForImageClassification
-    layers_path = "vit.layers"
+    layers_path = LAYERS_PATH
+    has_targets = True
+    plain = PlainVit
 
-    def __init__(self, backbone: PreTrainedModel, config: BlockwiseConfig, index: int, targets: Tensor):
+    config: VitConfig
+
+    def __init__(self, backbone: PreTrainedModel, config: VitConfig, index: int, targets: Tensor):
         super().__init__(backbone, config, index, targets)
+        if backbone.config.num_labels != len(targets):
+            raise InputError("targets", len(targets), f"{backbone.config.num_labels} rows, one per label")
         # The bias is the token's position embedding.
         self.entry = nn.Linear(targets.shape[1], backbone.config.hidden_size)
         backbone.get_submodule("vit.embeddings").register_forward_hook(AppendToken(self.slot))
@@ -61,12 +116,12 @@ class VitBlock(Block):
             backbone.get_submodule("classifier").register_forward_pre_hook(ReadDenoised(self.slot))
 
     @classmethod
-    def example_input(cls, backbone_config: ViTConfig) -> dict[str, Tensor]:
+    def example_input(cls, backbone_config: ViTBackboneConfig) -> dict[str, Tensor]:
         size = cast(int, backbone_config.image_size)
         return {"pixel_values": torch.zeros(1, cast(int, backbone_config.num_channels), size, size)}
 
-    @staticmethod
-    def make_targets(config: BlockwiseConfig, backbone_config: Any) -> Tensor:
+    @classmethod
+    def make_targets(cls, config: Any, backbone_config: Any) -> Tensor:
         """The frozen table of label embeddings (K, target_dim)."""
         if config.targets == "simplex":
             return targets.simplex_table(backbone_config.num_labels)
@@ -79,8 +134,17 @@ class VitBlock(Block):
             readout = skip, precondition.per_sample(precondition.c_out(sigma, self.sigma_data), z)
         return NoiseLevel(token=self.entry(self.scaled(z, sigma)), readout=readout)
 
-    def run_backbone(self, x: Tensor) -> Tensor:
+    def run_backbone(self, x: Tensor, z: Tensor, sigma: Tensor) -> Tensor:
         return self.backbone(pixel_values=x).logits
+
+    @property
+    def target_shape(self) -> tuple[int, ...]:
+        return (self.targets.shape[1],)
+
+    @property
+    def dropped_share(self) -> float:
+        """These see z = 0."""
+        return self.config.z_dropout
 
     def denoised(self, readout: Tensor) -> Tensor:
         """The mean of the targets under softmax(logits), (B, target_dim)."""
@@ -98,6 +162,14 @@ class VitBlock(Block):
         if self.config.weight == "edm":
             loss = loss * precondition.edm_weight(draw.sigma, self.sigma_data).to(loss.dtype)
         return loss
+
+    @classmethod
+    def decoding_options(cls, config: Any, num_sampling_steps: int | None = None, **options: Any) -> dict[str, Any]:
+        options["decoding"] = decoding_of(config, num_sampling_steps=num_sampling_steps, **options)
+        options.setdefault("start", config.start)
+        # Without a generator the start noise is a fixed one, so that a plain call is a function of x.
+        options.setdefault("generator", keyed_generator(0, "start"))
+        return options
 
     @classmethod
     def decode(
@@ -143,44 +215,6 @@ class VitBlock(Block):
         return ImageClassifierOutput(loss=loss, logits=decoded)  # type: ignore[arg-type]
 
 
-class PlainVit(nn.Module):
-    """A control: a network trained end to end without noise, through the same trainer.
-
-    Args:
-        backbone: the network.
-        index: with its seed the key of its randomness; members of an ensemble count from 0.
-        name: its folder's name.
-    """
-
-    def __init__(self, backbone: PreTrainedModel, index: int = 0, name: str = "network"):
-        super().__init__()
-        self.backbone, self.index, self.name = backbone, index, name
-
-    @property
-    def layers(self) -> nn.ModuleList:
-        return self.backbone.get_submodule(VitBlock.layers_path)  # type: ignore[return-value]
-
-    def draw(self, batch_size: int, generator: torch.Generator) -> None:
-        """No noise."""
-
-    def loss(self, x: Tensor, y: Tensor, draw: None = None) -> Tensor:
-        """Cross-entropy of each sample, (B,) float32."""
-        return functional.cross_entropy(self(x).float(), y, reduction="none")
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Logits (B, K) of images (B, C, H, W)."""
-        return self.backbone(pixel_values=x).logits
-
-    @contextlib.contextmanager
-    def unmodulated(self) -> Iterator[None]:
-        """As for a block; there is nothing to leave out."""
-        yield
-
-    def enable_checkpointing(self) -> None:
-        """Recompute each layer's activations in the backward pass (non-reentrant)."""
-        self.backbone.activation_checkpointing_enable(activation_checkpointing_kwargs={"use_reentrant": False})
-
-
 class VitEnsemble(nn.Module):
     """A control: plain networks trained apart, whose log-probabilities are averaged."""
 
@@ -191,6 +225,21 @@ class VitEnsemble(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Log-probabilities (B, K) of images (B, C, H, W): the members' mean, normalised."""
         return torch.stack([log_probs(member(x)) for member in self.members]).mean(dim=0).log_softmax(dim=-1)
+
+
+def decoding_of(
+    config: VitConfig,
+    *,
+    decoding: str | None = None,
+    start: str | None = None,
+    chains: int = 1,
+    num_sampling_steps: int | None = None,
+    **options: Any,
+) -> str:
+    """The decoding that is asked for: the one named, the chain for whoever names a part of it, else the config's."""
+    if decoding is not None:
+        return decoding
+    return "chain" if start is not None or chains != 1 or num_sampling_steps is not None else config.decoding
 
 
 def chain(blocks: Sequence[Block], x: Tensor, z: Tensor, plan: SamplingPlan) -> list[Tensor]:

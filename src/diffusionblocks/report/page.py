@@ -11,7 +11,8 @@ from diffusionblocks.data.images import ImageSet
 from diffusionblocks.errors import InputError
 from diffusionblocks.report.compare_page import COMPARE_FILE, compare_page
 from diffusionblocks.report.run_page import run_page
-from diffusionblocks.training.run import CONFIG_FILE, load_config, load_split
+from diffusionblocks.training.data import load_split
+from diffusionblocks.training.run import CONFIG_FILE, load_config
 
 
 def runs_of(folder: Path, split: str | None = None) -> tuple[list[Path], str]:

@@ -14,10 +14,11 @@ from diffusionblocks.data.images import ImageSet
 from diffusionblocks.memory import KINDS
 from diffusionblocks.model import BlockwiseModel
 from diffusionblocks.provenance import provenance
-from diffusionblocks.recipes import RunConfig, resolve
+from diffusionblocks.recipes import resolve
 from diffusionblocks.report import figures
 from diffusionblocks.report.samples import FEW, choose_samples
 from diffusionblocks.report.text import byte_unit, memory_total, percent, points, signed, wilson
+from diffusionblocks.run_config import AnyRun
 from diffusionblocks.training.progress import METRICS
 from diffusionblocks.training.run import PROVENANCE_FILE, load_config, load_trained
 
@@ -64,14 +65,14 @@ def run_page(run_dir: Path, split: str, images: ImageSet, prefix: str = "", devi
     }
 
 
-def method_name(config: RunConfig) -> str:
+def method_name(config: AnyRun) -> str:
     """The method with its number of blocks, and the preset where it is not ours."""
     name = f"{config.num_blocks} blocks" if config.method == "blocks" else config.method
     name += " after a trunk" if config.method == "blocks" and config.trunk else ""
     return f"{name}, paper preset" if config.preset == "paper" else name
 
 
-def _facts(config: RunConfig, result: dict[str, Any], split: str) -> str:
+def _facts(config: AnyRun, result: dict[str, Any], split: str) -> str:
     updates = sorted(set(result["updates"].values()))
     each = " each" if len(result["updates"]) > 1 else ""
     return (
@@ -185,7 +186,7 @@ def _block_row(row: dict[str, Any]) -> dict[str, str]:
     }
 
 
-def _memory(run_dir: Path, config: RunConfig, name: str) -> dict[str, Any] | None:
+def _memory(run_dir: Path, config: AnyRun, name: str) -> dict[str, Any] | None:
     """Measured memory of the unit that needs most, beside what is predicted for it."""
     from diffusionblocks.planner import predict
 
@@ -211,7 +212,7 @@ def _made(run_dir: Path) -> dict[str, Any]:
     return {"The run was started by": read_json(started), **made} if started.exists() else made
 
 
-def _commands(run_dir: Path, config: RunConfig, result: dict[str, Any], split: str) -> list[str]:
+def _commands(run_dir: Path, config: AnyRun, result: dict[str, Any], split: str) -> list[str]:
     """The commands that train and score this run: the recipe, and every setting that differs from it."""
     train = ["dblocks", "train", config.recipe, "--run", str(run_dir)]
     plain = resolve(config.recipe)

@@ -8,8 +8,8 @@ from rich.table import Table
 
 from diffusionblocks.memory import MemoryReport
 from diffusionblocks.planner import PlanRow, precision_here
-from diffusionblocks.recipes import RunConfig
 from diffusionblocks.report.verdicts import Groups, table_row
+from diffusionblocks.run_config import AnyRun
 
 
 def show(table: Table) -> None:
@@ -51,7 +51,7 @@ def plan_table(rows: Sequence[PlanRow]) -> Table:
     return table
 
 
-def plan_lines(rows: Sequence[PlanRow], config: RunConfig) -> list[str]:
+def plan_lines(rows: Sequence[PlanRow], config: AnyRun) -> list[str]:
     """What a plan's figures are, and what the layers alone need."""
     precision = precision_here(config)
     if config.precision == "auto":
@@ -84,6 +84,43 @@ def block_table(result: dict[str, Any]) -> Table:
             _percent(row["scrambled"]),
             _percent(row["alone"]),
         )
+    return table
+
+
+def score_lines(result: dict[str, Any]) -> list[Table | str]:
+    """What `dblocks eval` shows of its result."""
+    what = f"{result['method']}, {result['split']} split, {result['images']} images"
+    memory = forward_memory_line(result["memory_bytes"])
+    if "denoising" in result:
+        how = f"{result['sampler']}, {result['num_sampling_steps']} steps, guidance {result['guidance']}"
+        lines: list[Table | str] = [denoising_table(result), memory]
+        if "fid" in result:
+            spread = "" if result["fid_se"] is None else f" ± {result['fid_se']:.2f} (standard error)"
+            of = f"{len(result['sampling'])} x {result['samples']:,} samples ({how})"
+            lines.append(f"features: {result['features']['name']}, sha256 {result['features']['sha256'][:12]}")
+            lines.append(
+                f"{what}: FID {result['fid']:.2f}{spread}, KID {1000 * result['kid']:.2f} x 10^-3, precision "
+                f"{result['precision']:.3f}, recall {result['recall']:.3f}, of {of}"
+            )
+        return lines
+    lines = []
+    if "blocks" in result:
+        lines.append(block_table(result))
+        lines.append(f"plan: {result['plan']}; start: {result['start']}; chains: {result['chains']}")
+        lines.append(f"z-free average of the blocks: {100 * result['average']['accuracy']:.2f}%")
+    return [*lines, memory, f"{what}: accuracy {100 * result['accuracy']:.2f}%"]
+
+
+def denoising_table(result: dict[str, Any]) -> Table:
+    """Weighted denoising error of each block over the levels of its interval."""
+    table = Table(title="denoising error (weighted squared error, mean over levels of equal mass)")
+    for name in ("block", "sigma", "error"):
+        table.add_column(name, justify="right")
+    for block in sorted({row["block"] for row in result["denoising"]}):
+        rows = [row for row in result["denoising"] if row["block"] == block]
+        levels = f"{rows[0]['sigma']:.4g} to {rows[-1]['sigma']:.4g}"
+        table.add_row(str(block), levels, f"{sum(row['error'] for row in rows) / len(rows):.4f}")
+    table.add_row("all", "", f"{result['denoising_error']:.4f}")
     return table
 
 

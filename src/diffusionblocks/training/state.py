@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import PreTrainedModel
 
 from diffusionblocks import checkpoint
 from diffusionblocks.block import Block
@@ -88,12 +87,9 @@ def load_unit(path: Path, unit: nn.Module, averaged: bool) -> int:
             raise InputError(
                 "checkpoint", str(path), f"{name} {value}", f"it is of another run, with {state.get(name)}"
             )
+    stored, library = checkpoint.load_backbone(unit, path), unit.library
     backbone = unit.get_submodule("backbone")
-    assert isinstance(backbone, PreTrainedModel)
-    stored = checkpoint.load_backbone(type(backbone), path)
-    checkpoint.load_state(backbone, dict(stored.state_dict()), path / "model.safetensors")
-    # The class names of the training data are stored with the weights alone.
-    backbone.config.id2label, backbone.config.label2id = stored.config.id2label, stored.config.label2id
+    checkpoint.load_state(backbone, dict(stored.state_dict()), path / library.weights_file)  # type: ignore[union-attr]
     if isinstance(unit, Block):
         checkpoint.load_added(unit, path)
     if averaged and (path / "ema.safetensors").exists():
@@ -119,9 +115,8 @@ def branch(path: Path, block: Block, optimizer: torch.optim.Optimizer, ema: Ema 
     for name, value in _identity(block).items():
         if name not in free and state.get(name) != value:
             raise InputError("from", str(path), f"{name} {value}", f"it is a trunk with {state.get(name)}")
-    backbone: Any = block.backbone
-    trunk = {f"backbone.{name}": t for name, t in checkpoint.load_backbone(type(backbone), path).state_dict().items()}
-    trunk |= checkpoint.load_tensors(path / "conditioning.safetensors")
+    trunk = {f"backbone.{name}": t for name, t in checkpoint.load_backbone(block, path).state_dict().items()}
+    trunk |= checkpoint.load_added_tensors(block, path)
 
     def part(tensors: dict[str, Tensor], key: str, name: str, like: Tensor) -> Tensor:
         tensor = tensors.get(key)

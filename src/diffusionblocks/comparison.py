@@ -1,0 +1,181 @@
+"""What `dblocks compare` compares: every run that its table needs, seed by seed, with its settings.
+
+With N the updates of the network end to end: at equal layer evaluations each of the B blocks (or members of the
+ensemble) has N updates, at equal samples N/B; the shallow network has N (as many samples as end to end) and B*N (as
+many layer evaluations, and as much memory and compute as the blocks).
+"""
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from diffusionblocks.data.sources import NUM_FOLDS
+from diffusionblocks.errors import InputError
+from diffusionblocks.recipes import family_of_recipe, resolve
+from diffusionblocks.run_config import AnyRun
+
+METHODS = {
+    "vit": ("end-to-end", "checkpointing", "shallow", "shallow-ensemble", "blocks", "blocks+trunk"),
+    # Denoisers of images that are averaged are another model, not an ensemble of generators.
+    "dit": ("end-to-end", "checkpointing", "shallow", "blocks", "blocks+trunk"),
+}
+BUDGETS = ("layer-evaluations", "samples")
+PRESETS = {"vit": ("default", "paper"), "dit": ("default",)}
+VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
+    "vit": {},
+    "dit": {
+        "blocks 2": {"num_blocks": 2},
+        "blocks 6": {"num_blocks": 6},
+        "cut uniform-log": {"cut": "uniform-log"},
+        "overlap 0": {"gamma": 0.0},
+        "guidance 2": {},
+    },
+}
+"""Of each family what blocks are trained with besides; guidance is a second score of the same runs of every method."""
+
+GUIDANCE_2 = "guidance 2"
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A row and the run that it comes from.
+
+    Attributes:
+        run: name of the run folder.
+        method: the row's method.
+        config: the row's settings.
+        trained: settings of the run; those of the row, unless it is a member of an ensemble.
+        variant: what else is different from the row's method, in words.
+    """
+
+    run: str
+    method: str
+    config: AnyRun
+    trained: AnyRun
+    variant: str = ""
+
+    @property
+    def cost(self) -> str:
+        """Which measurement of costs is its own: budget, trunk and variant change how long, not how much."""
+        method = self.method.removesuffix("+trunk")
+        if self.variant.startswith("blocks "):
+            method += f", B = {self.config.num_blocks}"
+        return method if self.config.preset == "default" else f"{method}, {self.config.preset}"
+
+    @property
+    def score_name(self) -> str:
+        """What its result's file has in its name besides the split."""
+        return "-guidance-2" if self.variant == GUIDANCE_2 else ""
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """What is compared.
+
+    Attributes:
+        recipe: name of the recipe.
+        settings: flags for all runs.
+        config_file: settings for all runs.
+        seeds, folds: every seed with every fold (digits has 5).
+        methods, budgets, presets, variants: which of each; None: all that the family has.
+        trunk: share of the budget for the trunk of blocks+trunk.
+        split: what is scored.
+        samples, sampling_seeds: of generators, images of a seed, and seeds.
+
+    Raises:
+        InputError: an unknown method, budget, preset or variant, or a number out of range.
+    """
+
+    recipe: str
+    settings: dict[str, Any] = dataclasses.field(default_factory=dict)
+    config_file: Path | None = None
+    seeds: int = 3
+    folds: int = 1
+    methods: Sequence[str] | None = None
+    budgets: Sequence[str] = BUDGETS
+    presets: Sequence[str] | None = None
+    variants: Sequence[str] | None = None
+    trunk: float = 0.75
+    split: str = "test"
+    samples: int = 1000
+    sampling_seeds: int = 3
+
+    def __post_init__(self) -> None:
+        known = {"methods": METHODS, "presets": PRESETS, "variants": VARIANTS}
+        for name, of_family in known.items():
+            if getattr(self, name) is None:
+                object.__setattr__(self, name, tuple(of_family[self.family]))
+        for name, allowed in {**{n: k[self.family] for n, k in known.items()}, "budgets": BUDGETS}.items():
+            for value in getattr(self, name):
+                if value not in allowed:
+                    what = f"one of {', '.join(allowed)}" if allowed else f"none: the family {self.family} has none"
+                    raise InputError(name, value, what)
+        if not 1 <= self.folds <= NUM_FOLDS:
+            raise InputError("folds", self.folds, f"1..{NUM_FOLDS}")
+
+    @property
+    def family(self) -> str:
+        """The recipe's family."""
+        return family_of_recipe(self.recipe)
+
+    def config(self, **settings: Any) -> AnyRun:
+        """The settings of a run of it."""
+        own = {"preset": "default", "method": "blocks", "trunk": 0, "budget": "layer-evaluations", "seed": 0, "fold": 0}
+        return resolve(self.recipe, self.config_file, {**self.settings, **own, **settings})
+
+    def entries(self) -> list[Entry]:
+        """Every run, seed by seed."""
+        pairs = [(seed, fold) for seed in range(self.seeds) for fold in range(self.folds)]
+        return [entry for seed, fold in pairs for entry in self._entries(seed=seed, fold=fold)]
+
+    def _entries(self, **key: int) -> Iterator[Entry]:
+        methods, variants = self.methods or (), self.variants or ()
+        suffix = "".join(f"-{name}{value}" for name, value in key.items() if name == "seed" or self.folds > 1)
+        main = []
+        for run, method, config, *trained in self._main(**key):
+            entry = Entry(run + suffix, method, config, *(trained or [config]))
+            main.append(entry)
+            yield entry
+        for variant in variants if "blocks" in methods else ():
+            if variant != GUIDANCE_2:
+                config = self.config(**VARIANTS[self.family][variant], **key)
+                run = f"blocks-{variant.replace(' ', '-')}{suffix}"
+                yield Entry(run, "blocks", config, config, "" if variant.startswith("blocks") else variant)
+        if GUIDANCE_2 in variants:
+            for entry in main:
+                if entry.config.budget == "layer-evaluations":
+                    yield dataclasses.replace(entry, variant=GUIDANCE_2)
+
+    def _main(self, **key: int) -> Iterator[tuple[Any, ...]]:
+        """(run, method, settings of the row, settings of the run if they are others) of the table's main rows."""
+        methods = self.methods or ()
+        if "end-to-end" in methods:
+            yield "end-to-end", "end-to-end", self.config(method="end-to-end", **key)
+        for budget in self.budgets:
+            if "shallow-ensemble" in methods:
+                yield (
+                    f"shallow-ensemble-{budget}",
+                    "shallow-ensemble",
+                    self.config(method="shallow-ensemble", budget=budget, **key),
+                )
+            for preset in (self.presets or ()) if "blocks" in methods else ():
+                yield f"blocks-{preset}-{budget}", "blocks", self.config(preset=preset, budget=budget, **key)
+            if "blocks+trunk" in methods:
+                yield f"blocks+trunk-{budget}", "blocks+trunk", self.config(budget=budget, trunk=self.trunk, **key)
+        if "shallow" in methods:
+            once = self.config(method="shallow", **key)
+            # The first member of the ensemble is this very network; it need not be trained again.
+            if "shallow-ensemble" in methods and "layer-evaluations" in self.budgets:
+                members = self.config(method="shallow-ensemble", **key)
+                yield "shallow-ensemble-layer-evaluations", "shallow", once, members
+            else:
+                yield "shallow-N", "shallow", once
+            yield "shallow-BN", "shallow", _longer(once, once.num_blocks)
+
+
+def _longer(config: AnyRun, times: int) -> AnyRun:
+    """The same settings with a longer budget."""
+    name = "epochs" if config.updates is None else "updates"
+    return config.model_copy(update={name: getattr(config, name) * times})

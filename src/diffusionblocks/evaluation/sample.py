@@ -1,0 +1,170 @@
+"""`dblocks sample`: images of classes from a run or a saved model, with all its blocks in memory or one at a time."""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.progress import Progress
+from torch import Tensor
+
+from diffusionblocks import model as saved
+from diffusionblocks.block import plan_of
+from diffusionblocks.data.latents import decode, load_vae
+from diffusionblocks.errors import InputError
+from diffusionblocks.evaluation.generation import sample_classes, to_pixels
+from diffusionblocks.evaluation.grid import picture, write_grid
+from diffusionblocks.families.dit import BlockLoader, generate
+from diffusionblocks.model import BlockwiseModel, load_block, read_model
+from diffusionblocks.run_config import DitRun
+from diffusionblocks.training.data import DataFacts
+from diffusionblocks.training.run import load_config, load_trained
+
+
+@dataclass(frozen=True)
+class SampleOptions:
+    """What to generate; None: as the model's config says.
+
+    Attributes:
+        classes: "all", or numbers, ranges and names with commas between them.
+        num: number of images, of the classes in turn.
+        num_sampling_steps, sampler, guidance: how.
+        seed: seed of the noise that images start from.
+        batch_size: images at a time.
+        resident: "all" blocks in memory, or "one" after the other.
+        vae: folder of the autoencoder that decodes latents.
+    """
+
+    classes: str = "all"
+    num: int = 64
+    num_sampling_steps: int | None = None
+    sampler: str | None = None
+    guidance: float | Sequence[float] | None = None
+    seed: int = 0
+    batch_size: int = 64
+    resident: str = "all"
+    vae: str | None = None
+
+
+def sample_run(folder: Path, options: SampleOptions, grid: Path, out: Path | None = None, device: str = "cpu") -> str:
+    """Generate images and write them as one PNG, and each as its own if a folder is given.
+
+    Args:
+        folder: a run, or a saved model.
+        options: what to generate.
+        grid: PNG to write.
+        out: folder for a PNG of each image, or None.
+        device: where to compute.
+
+    Returns:
+        What was done, in a line.
+
+    Raises:
+        InputError: a run of another family or without a model, options that do not fit it, no place for the files.
+    """
+    if not grid.parent.is_dir():
+        raise InputError("grid", str(grid), "a file in a folder that exists", "make the folder first")
+    config, loaders, names = loaders_of(folder, options.resident)
+    if config.family != "dit":
+        raise InputError(
+            "run", str(folder), "a model that generates images", f"this one is of the family {config.family}"
+        )
+    is_run = (folder / "config.json").exists()
+    latent = is_run and getattr(load_config(folder), "dataset", "") == "latents"
+    if latent and options.vae is None:
+        raise InputError("vae", None, "the autoencoder that the latents were encoded with", "set --vae DIR")
+    vae = None if options.vae is None else load_vae(options.vae)
+    plan = plan_of(config, options.num_sampling_steps)
+    guidance = config.guidance if options.guidance is None else options.guidance
+    sampler = options.sampler or config.sampler
+    num_classes = num_classes_of(loaders) if names is None else len(names)
+    classes = parse_classes(options.classes, names or tuple(str(k) for k in range(num_classes)))
+    start = time.perf_counter()
+    with Progress(console=Console(stderr=True), transient=True) as progress:
+        task = progress.add_task("sampling", total=options.num * len(plan.steps))
+        images = generate(
+            loaders,
+            sample_classes(options.num, classes),
+            plan,
+            sampler=sampler,
+            guidance=guidance,
+            seed=options.seed,
+            batch_size=options.batch_size,
+            device=device,
+            advance=lambda count: progress.advance(task, count),
+        )
+    seconds = time.perf_counter() - start
+    pixels = to_pixels(images) if vae is None else decode(vae, images)
+    write_grid(pixels, grid, len(classes) if 1 < len(classes) <= 20 else None)
+    if out is not None:
+        out.mkdir(parents=True, exist_ok=True)
+        for number, image in enumerate(pixels):
+            picture(image).save(out / f"{number:06d}-class-{classes[number % len(classes)]}.png")
+    how = f"{sampler}, {len(plan.steps)} steps, guidance {guidance}, seed {options.seed}, blocks resident: {options.resident}"
+    return f"{options.num} images ({how}) in {seconds:.1f} s, {options.num / seconds:.1f} images/s: {grid}"
+
+
+def loaders_of(folder: Path, resident: str = "all") -> tuple[Any, list[BlockLoader], tuple[str, ...] | None]:
+    """What gives each block of a run or a saved model, with its config and (of a run) the names of the classes.
+
+    With "one" each block is read from disk when it is asked for, and kept by nobody else.
+
+    Raises:
+        InputError: neither a run nor a saved model; "one" of a run that has no model written.
+    """
+    is_model = (folder / saved.CONFIG_FILE).exists()
+    names = None if is_model else DataFacts.read(folder).classes
+    path = folder if is_model else folder / "model"
+    if is_model or (path / saved.CONFIG_FILE).exists():
+        config, targets = read_model(path)
+        if resident == "one":
+            return config, [_reader(path, config, index, targets) for index in range(config.num_blocks)], names
+        model: Any = BlockwiseModel.from_pretrained(path)
+    else:
+        run = load_config(folder)
+        if resident == "one":
+            raise InputError("resident", "one", f"a finished run, with {path}", "train it to the end, or take all")
+        model = load_trained(folder, run)[0]
+        if not isinstance(run, DitRun):
+            raise InputError("run", str(folder), "a model that generates images", f"its family is {run.family}")
+    return model.config, [_holder(block) for block in model.block_list], names
+
+
+def _reader(path: Path, config: Any, index: int, targets: Tensor | None) -> Callable[[], Any]:
+    return lambda: load_block(path, config, index, targets)
+
+
+def _holder(block: Any) -> Callable[[], Any]:
+    return lambda: block
+
+
+def num_classes_of(loaders: Sequence[BlockLoader]) -> int:
+    """K, as the first block says."""
+    return loaders[0]().num_classes
+
+
+def parse_classes(text: str, names: Sequence[str]) -> list[int]:
+    """Classes by number, range or name: "0-9", "3,7", "Trouser,Bag", "all".
+
+    Raises:
+        InputError: one that is not there.
+    """
+    if text == "all":
+        return list(range(len(names)))
+    found: list[int] = []
+    for part in (piece.strip() for piece in text.split(",")):
+        first, dash, last = part.partition("-")
+        if part in names:
+            found.append(names.index(part))
+        elif part.isdigit() and int(part) < len(names):
+            found.append(int(part))
+        elif dash and first.isdigit() and last.isdigit() and int(first) <= int(last) < len(names):
+            found += range(int(first), int(last) + 1)
+        else:
+            known = ", ".join(names[:5]) + (", ..." if len(names) > 5 else "")
+            raise InputError(
+                "classes", part, f"numbers in 0..{len(names) - 1}, a range such as 0-3, or names ({known})"
+            )
+    return found

@@ -1,0 +1,107 @@
+"""The networks of a run: its blocks, its trunk, or those of a control, built from its settings."""
+
+from typing import Any
+
+from torch import nn
+from transformers import ViTConfig
+
+from diffusionblocks.config import BlockwiseConfig
+from diffusionblocks.conversion import build_block, with_measured_scale
+from diffusionblocks.errors import InputError
+from diffusionblocks.families import block_class_of
+from diffusionblocks.randomness import seeded
+from diffusionblocks.run_config import AnyRun, DitRun
+from diffusionblocks.training.data import DataFacts
+
+
+def backbone_config(config: AnyRun, depth: int, facts: DataFacts | None = None) -> Any:
+    """The config of a run's network with the given number of layers.
+
+    Args:
+        config: the run's settings.
+        depth: number of layers.
+        facts: what is known of the data; None before they are read (to plan memory).
+
+    Raises:
+        InputError: a number of classes that neither settings nor facts say.
+    """
+    names = _class_names(config, facts)
+    if isinstance(config, DitRun):
+        return {
+            "_class_name": "DiTTransformer2DModel",
+            "num_attention_heads": config.num_heads,
+            "attention_head_dim": config.hidden_size // config.num_heads,
+            "in_channels": config.num_channels,
+            "num_layers": depth,
+            "dropout": config.dropout,
+            "sample_size": config.image_size,
+            "patch_size": config.patch_size,
+            "num_embeds_ada_norm": len(names),
+        }
+    return ViTConfig(
+        hidden_size=config.hidden_size,
+        num_hidden_layers=depth,
+        num_attention_heads=config.num_heads,
+        intermediate_size=config.intermediate_size or 4 * config.hidden_size,
+        hidden_dropout_prob=config.dropout,
+        attention_probs_dropout_prob=0.0,
+        image_size=config.image_size,
+        patch_size=config.patch_size,
+        num_channels=config.num_channels,
+        id2label=dict(enumerate(names)),
+        label2id={name: k for k, name in enumerate(names)},
+    )
+
+
+def _class_names(config: AnyRun, facts: DataFacts | None) -> tuple[str, ...]:
+    if facts is not None:
+        return facts.classes
+    if config.num_classes is None:
+        raise InputError("num_classes", None, "a number, where the data are not read", "set num_classes")
+    return tuple(str(k) for k in range(config.num_classes))
+
+
+def blockwise_of(config: AnyRun, facts: DataFacts | None = None) -> BlockwiseConfig:
+    """The blockwise config of a run, with the scale of its targets measured where it is not given.
+
+    A trunk, and a control that is a denoiser itself, is one block over the whole range of noise levels.
+    """
+    blockwise = config.blockwise()
+    if isinstance(config, DitRun):
+        # Without the data, to plan memory, any numbers will do.
+        known = facts or DataFacts((), (0.0,) * config.num_channels, (1.0,) * config.num_channels)
+        blockwise = blockwise.model_copy(update={"data_mean": known.mean, "data_std": known.std})
+    blockwise = with_measured_scale(blockwise, backbone_config(config, config.num_layers, facts))
+    if config.method == "blocks":
+        return blockwise
+    alone = {"num_blocks": 1, "layer_split": None}
+    if config.method == "trunk" and blockwise.family == "vit":
+        alone["num_sampling_steps"] = None
+    return blockwise.model_copy(update=alone)
+
+
+def build_units(config: AnyRun, facts: DataFacts | None = None, only: int | None = None) -> list[nn.Module]:
+    """What a run trains, freshly initialised: its blocks (or the one asked for), its trunk, or a control's networks.
+
+    Raises:
+        InputError: a block that is not there, or asked of a control.
+    """
+    if config.method != "blocks" and only is not None:
+        raise InputError("block", only, f"no block: the method {config.method} has none")
+    if only is not None and not 0 <= only < config.num_blocks:
+        raise InputError("block", only, f"a block from 0 to {config.num_blocks - 1}")
+    if config.method == "blocks":
+        base, blockwise = backbone_config(config, config.num_layers, facts), blockwise_of(config, facts)
+        which = range(config.num_blocks) if only is None else [only]
+        return [build_block(base, blockwise, index, config.seed) for index in which]
+    base, plain = backbone_config(config, config.depth(), facts), block_class_of(config.family).plain
+    if config.method == "trunk" or plain is None:
+        return [build_block(base, blockwise_of(config, facts), 0, config.seed)]
+    if config.method == "shallow-ensemble":
+        return [_plain(plain, base, config.seed, index, f"member-{index}") for index in range(config.num_blocks)]
+    return [_plain(plain, base, config.seed, 0, "network")]
+
+
+def _plain(plain: Any, base: ViTConfig, seed: int, index: int, name: str) -> nn.Module:
+    with seeded("cpu", seed, "backbone", index):
+        return plain.build(base, index, name)
