@@ -226,6 +226,77 @@ def test_cifar_refusals(tmp_path):
     refused("'byte 6'", "cifar-100", "train", str(tmp_path))
 
 
+# ---------------------------------------------------------------- CIFAR-10
+
+CIFAR10_FILES = (*(f"data_batch_{k}.bin" for k in range(1, 6)), "test_batch.bin")
+
+
+def write_cifar10(folder: Path, per_class: int = 4) -> dict[str, bytes]:
+    """Files written byte by byte: a label, then a red, a green and a blue plane, row by row."""
+    folder.mkdir(exist_ok=True)
+    (folder / "batches.meta.txt").write_text("".join(f"kind {k}\n" for k in range(10)) + "\n")
+    written = {}
+    for number, name in enumerate(CIFAR10_FILES):
+        records = b""
+        for row in range(10 * per_class):
+            start = number * 40 + row
+            planes = [[(start + 50 * channel + 7 * place) % 256 for place in range(1024)] for channel in range(3)]
+            records += bytes([row % 10, *planes[0], *planes[1], *planes[2]])
+        (folder / name).write_bytes(records)
+        written[name] = records
+    return written
+
+
+def test_cifar10_splits(tmp_path):
+    folder = tmp_path / "cifar-10-batches-bin"
+    written = write_cifar10(folder)
+    for place in (tmp_path, folder):
+        test = load_images("cifar-10", "test", str(place), image_size=32, num_channels=3)
+        assert test.images[13, 2, 4, 5] == written["test_batch.bin"][13 * 3073 + 1 + 2 * 1024 + 4 * 32 + 5]
+        assert test.labels.tolist() == list(range(10)) * 4
+        assert test.classes[9] == "kind 9"
+    train, validation = (load_images("cifar-10", split, str(tmp_path), seed=4) for split in SPLITS[:2])
+    assert torch.bincount(validation.labels).tolist() == [2] * 10
+    everything = b"".join(written[name] for name in CIFAR10_FILES[:5])
+    records = [everything[start : start + 3073] for start in range(0, len(everything), 3073)]
+    pairs = [pair for part in (train, validation) for pair in pairs_of(part)]
+    assert sorted(pairs) == sorted((record[1:], record[0]) for record in records)
+    # Rows keep the order of the files.
+    order = {record[1:]: row for row, record in enumerate(records)}
+    rows = [order[row] for row in rows_of(train.images)]
+    assert rows == sorted(rows)
+    other = load_images("cifar-10", "validation", str(tmp_path), seed=5)
+    assert rows_of(other.images) != rows_of(validation.images)
+
+
+def test_cifar10_refusals(tmp_path):
+    pickled = tmp_path / "cifar-10-batches-py"
+    pickled.mkdir()
+    for name in ("data_batch_1", "test_batch", "batches.meta"):
+        (pickled / name).write_bytes(b"\x80\x02}q\x00.")
+    for place in (tmp_path, pickled):
+        line = refused("pickles are never read", "cifar-10", "train", str(place))
+        assert "cifar-10-binary.tar.gz (binary version)" in line
+    folder = tmp_path / "cifar-10-batches-bin"
+    written = write_cifar10(folder, per_class=1)
+    third = folder / "data_batch_3.bin"
+    third.write_bytes(written[third.name][:-1])
+    refused(f"data_batch_3.bin='{10 * 3073 - 1} bytes'", "cifar-10", "train", str(tmp_path))
+    third.write_bytes(b"\x0a" + written[third.name][1:])
+    refused("data_batch_3.bin[row 0]=10", "cifar-10", "validation", str(tmp_path))
+    third.unlink()
+    refused("data_batch_3.bin", "cifar-10", "train", str(tmp_path))
+    assert len(load_images("cifar-10", "test", str(tmp_path))) == 10
+    (folder / "batches.meta.txt").write_text("cat\n")
+    refused("'1 names'", "cifar-10", "test", str(tmp_path))
+
+
+def test_a_size_that_is_not_the_datas_is_refused(tmp_path):
+    write_cifar10(tmp_path)
+    refused("image_size=64: expected 32", "cifar-10", "test", str(tmp_path), image_size=64)
+    refused("num_channels=3: expected 1", "digits", "test", num_channels=3)
+
+
 # ---------------------------------------------------------------- Tiny ImageNet
 
 WNIDS = ("n02", "n01")

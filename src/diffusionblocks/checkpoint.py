@@ -40,12 +40,12 @@ def atomic_folder(path: Path) -> Iterator[Path]:
     try:
         yield draft
         for file in [p for p in draft.rglob("*") if p.is_file()] + [draft]:
-            _flush_to_disk(file)
+            flush_to_disk(file)
         old = path.with_name(f".{path.name}.old-{os.getpid()}")
         if path.exists():
             path.rename(old)
         draft.rename(path)
-        _flush_to_disk(path.parent)
+        flush_to_disk(path.parent)
         shutil.rmtree(old, ignore_errors=True)
     finally:
         shutil.rmtree(draft, ignore_errors=True)
@@ -55,13 +55,13 @@ def write_text(path: Path, text: str) -> None:
     """Write a small file so that a reader sees the old text or the new one, never a part."""
     draft = path.with_name(f".{path.name}.draft-{os.getpid()}")
     draft.write_text(text, encoding="utf-8")
-    _flush_to_disk(draft)
+    flush_to_disk(draft)
     draft.replace(path)
 
 
 def write_manifest(folder: Path) -> None:
     """Write manifest.json with the size and SHA-256 of every file of the folder (plain files, no subfolders)."""
-    files = {p.name: {"bytes": p.stat().st_size, "sha256": _digest(p)} for p in sorted(folder.iterdir())}
+    files = {p.name: {"bytes": p.stat().st_size, "sha256": digest(p)} for p in sorted(folder.iterdir())}
     (folder / MANIFEST).write_text(json.dumps({"files": files}, indent=1), encoding="utf-8")
 
 
@@ -80,7 +80,7 @@ def check_manifest(folder: Path) -> None:
         path = folder / plain_name(name)
         if path.is_symlink() or not path.is_file():
             raise InputError("file", str(path), "the file that the manifest lists")
-        if path.stat().st_size != entry["bytes"] or _digest(path) != entry["sha256"]:
+        if path.stat().st_size != entry["bytes"] or digest(path) != entry["sha256"]:
             raise InputError("file", str(path), f"{entry['bytes']} bytes with the checksum of the manifest")
 
 
@@ -181,12 +181,14 @@ def load_state(unit: nn.Module, tensors: dict[str, Tensor], path: Path, wanted: 
             tensor.copy_(tensors[name])
 
 
-def _digest(path: Path) -> str:
+def digest(path: Path) -> str:
+    """SHA-256 of a file, in hex."""
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _flush_to_disk(path: Path) -> None:
+def flush_to_disk(path: Path) -> None:
+    """Wait until a file, or the names in a folder, are on the disk and not just in its cache."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

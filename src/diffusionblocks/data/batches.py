@@ -9,6 +9,8 @@ from torch import Tensor
 
 from diffusionblocks.data.augment import RandAugment, augment_batch
 from diffusionblocks.data.images import ImageSet, to_float
+from diffusionblocks.data.latents import LatentSet
+from diffusionblocks.data.lazy import ImageSource
 from diffusionblocks.data.order import batch_rows
 from diffusionblocks.randomness import key_seed
 
@@ -55,9 +57,48 @@ class ImageBatches:
         index = torch.tensor([index for _, index in rows])
         images = self.image_set.images[index]
         if self.flip or self.randaugment is not None:
-            keys = [(key_seed(seed, "augment", block), epoch, index) for epoch, index in rows]
-            images = augment_batch(images, keys, self.flip, self.randaugment)
+            images = augment_batch(images, _augment_keys(rows, seed, block), self.flip, self.randaugment)
         return to_float(images), self.image_set.labels[index]
+
+
+@dataclass(frozen=True)
+class GenerationBatches:
+    """Labels (n,) as inputs and images in [-1, 1], float32 (n, C, H, W), as targets: to generate an image of a class.
+
+    Flips are keyed as in `ImageBatches`, so both see the same images for the same (seed, block, epoch, index).
+    """
+
+    image_set: ImageSource
+    flip: bool = False
+
+    def __len__(self) -> int:
+        return len(self.image_set)
+
+    def batch(self, rows: Sequence[tuple[int, int]], seed: int, block: int) -> tuple[Tensor, Tensor]:
+        index = torch.tensor([index for _, index in rows])
+        images = self.image_set.pixels(index)
+        if self.flip:
+            images = augment_batch(images, _augment_keys(rows, seed, block), flip=True)
+        return self.image_set.labels[index], to_float(images)
+
+
+@dataclass(frozen=True)
+class LatentBatches:
+    """Labels (n,) as inputs and latents, float32 (n, C, h, w), as targets; latents are not augmented."""
+
+    latent_set: LatentSet
+
+    def __len__(self) -> int:
+        return len(self.latent_set)
+
+    def batch(self, rows: Sequence[tuple[int, int]], seed: int, block: int) -> tuple[Tensor, Tensor]:
+        index = torch.tensor([index for _, index in rows])
+        return self.latent_set.labels[index], self.latent_set.rows(index)
+
+
+def _augment_keys(rows: Sequence[tuple[int, int]], seed: int, block: int) -> list[tuple[int, int, int]]:
+    """A key for each (epoch, index)."""
+    return [(key_seed(seed, "augment", block), epoch, index) for epoch, index in rows]
 
 
 class BlockBatches(torch.utils.data.Dataset):

@@ -1,5 +1,6 @@
 """Labelled images in memory (`ImageSet`), and the one rule by which any image file becomes a small uint8 tensor."""
 
+import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -87,6 +88,17 @@ class ImageSet:
         """1 (grey) or 3 (RGB)."""
         return self.images.shape[1]
 
+    def pixels(self, index: Tensor) -> Tensor:
+        """The images at these rows, int64 (n,): uint8, shape (n, C, H, W)."""
+        return self.images[index]
+
+    def fingerprint(self) -> str:
+        """SHA-256, in hex, of pixels, labels and classes."""
+        digest = hashlib.sha256(repr((self.classes, tuple(self.images.shape))).encode())
+        for tensor in (self.images, self.labels):
+            digest.update(tensor.contiguous().numpy().data)
+        return digest.hexdigest()
+
     def subset(self, indices: Sequence[int] | np.ndarray | Tensor) -> "ImageSet":
         """The images at these rows, copied, in the order given (a row may come twice).
 
@@ -163,6 +175,19 @@ def to_float(images_uint8: Tensor) -> Tensor:
     return images_uint8.to(torch.float32) / 127.5 - 1
 
 
+def to_uint8(images: Tensor) -> Tensor:
+    """The inverse of `to_float`: floats of any shape, clamped to [-1, 1], -> uint8 (x + 1) * 127.5, rounded.
+
+    Raises:
+        InputError: the images are not floats, or hold NaN.
+    """
+    if not images.is_floating_point():
+        raise InputError("images.dtype", images.dtype, "floats in [-1, 1]", "uint8 images are pixels already")
+    if bool(images.isnan().any()):
+        raise InputError("images", "NaN", "numbers", "look for the step that overflowed")
+    return ((images.float().clamp(-1, 1) + 1) * 127.5).round().to(torch.uint8)
+
+
 def _deep_grey(image: Image.Image, invert: bool) -> np.ndarray:
     """Grey of more than 8 bits -> uint8 (H, W): integers are 16-bit, x / 257 rounded; floats are 0..1, x * 255."""
     values = np.asarray(image)
@@ -232,25 +257,35 @@ def read_image(path: str | Path, size: int, channels: int, invert: bool = False)
         InputError: names the path: no such file, a folder, not an image, a damaged or truncated one, values beyond the
             depth's range. Also a size below 1, or channels other than 1 and 3.
     """
+    check_size(size, channels)
+    if not Path(path).is_file():
+        found = "it is a folder" if Path(path).is_dir() else "there is no such file"
+        raise InputError("image", str(path), "an image file", f"{found}; give the path of one image")
+    return read_opened(lambda: Image.open(path), str(path), size, channels, invert)
+
+
+def check_size(size: int, channels: int) -> None:
+    """Refuse a size below 1 pixel, and channels other than 1 and 3."""
     if size < 1:
         raise InputError("size", size, "at least 1 pixel", "choose the model's image size")
     if channels not in (1, 3):
         raise InputError("channels", channels, "1 (grey) or 3 (RGB)", "choose one of them")
-    if not Path(path).is_file():
-        found = "it is a folder" if Path(path).is_dir() else "there is no such file"
-        raise InputError("image", str(path), "an image file", f"{found}; give the path of one image")
+
+
+def read_opened(load: Callable[[], Image.Image], name: str, size: int, channels: int, invert: bool = False) -> Tensor:
+    """The rule of `read_image` for an image from anywhere: `load` opens it, `name` is for the error."""
     try:
-        with Image.open(path) as opened:
+        with load() as opened:
             image = ImageOps.exif_transpose(opened)
             side = min(image.size)
             left, top = (image.width - side) // 2, (image.height - side) // 2
             pixels = to_pixels(image.crop((left, top, left + side, top + side)), channels, invert)
     except InputError as error:
-        raise InputError(f"image {path}: {error.setting}", error.value, error.expected, error.todo) from error
+        raise InputError(f"image {name}: {error.setting}", error.value, error.expected, error.todo) from error
     except Exception as error:
         # Pillow's decoders raise OSError, SyntaxError, ValueError, struct.error and more for a damaged file.
         reason = f"Pillow says: {error}" if str(error) else f"Pillow raised {type(error).__name__}"
-        raise InputError("image", str(path), "a complete image file that Pillow can read", reason) from error
+        raise InputError("image", name, "a complete image file that Pillow can read", reason) from error
     resized = np.array(Image.fromarray(pixels).resize((size, size), Image.Resampling.BICUBIC))
     return torch.from_numpy(resized.reshape(size, size, channels)).permute(2, 0, 1).contiguous()
 
