@@ -11,7 +11,7 @@ from diffusionblocks.cli import main
 from diffusionblocks.data.batches import ImageBatches
 from diffusionblocks.data.order import batch_rows
 from diffusionblocks.recipes import resolve
-from diffusionblocks.training.data import load_split
+from diffusionblocks.training.data import DataFacts, load_split
 from diffusionblocks.training.ema import Ema
 from diffusionblocks.training.networks import build_units
 from diffusionblocks.training.run import load_config, load_trained, make_trainers
@@ -73,12 +73,12 @@ def test_it_is_what_the_same_steps_give_by_hand(run_dir):
             train_step(unit, optimizer, x, y, update=k, lr=learning_rate(k, 16, training), config=training)
             ema.update(k)
 
-    (trunk,) = build_units(config.model_copy(update={"method": "trunk"}), images.classes)
+    (trunk,) = build_units(config.model_copy(update={"method": "trunk"}), DataFacts(images.classes))
     assert trunk.interval.lo == config.sigma_min
     assert trunk.interval.hi == config.sigma_max
     optimizer, ema = make_optimizer(trunk.train(), training), Ema(trunk, 0.9)
     train(trunk, optimizer, ema, range(12))
-    for block in build_units(config, images.classes):
+    for block in build_units(config, DataFacts(images.classes)):
         own, average = make_optimizer(block.train(), training), Ema(block, 0.9)
         stem = dict(trunk.named_parameters())
         for name, parameter in block.named_parameters():
@@ -90,7 +90,7 @@ def test_it_is_what_the_same_steps_give_by_hand(run_dir):
         train(block, own, average, range(12, 16))
         path, _ = newest(run_dir / block.name)
         assert path.name == "checkpoint-00000016"
-        raw, averaged = (build_units(config, images.classes, block.index)[0] for _ in range(2))
+        raw, averaged = (build_units(config, DataFacts(images.classes), block.index)[0] for _ in range(2))
         load_unit(path, raw, averaged=False)
         load_unit(path, averaged, averaged=True)
         for name, parameter in block.named_parameters():

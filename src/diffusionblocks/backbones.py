@@ -111,8 +111,9 @@ class Diffusers:
         return isinstance(backbone, dict) and backbone.get("_class_name") == backbone_class.__name__
 
     def config_of(self, backbone: Any) -> Any:
-        config = backbone.config if isinstance(backbone, nn.Module) else backbone
-        return {**config, **({"_class_name": type(backbone).__name__} if isinstance(backbone, nn.Module) else {})}
+        if isinstance(backbone, dict):
+            return dict(backbone)
+        return {**backbone.config, "_class_name": type(backbone).__name__}
 
     def num_layers(self, config: Any) -> int:
         return config["num_layers"]

@@ -64,9 +64,7 @@ def _parser() -> _Parser:
     evaluate.add_argument("--start", choices=["zero", "noise"], help="vit: start of the chain (default: the run's)")
     evaluate.add_argument("--num-sampling-steps", metavar="N", help="steps of the plan (default: the run's)")
     evaluate.add_argument("--chains", metavar="K", help="vit, with --start noise: chains to average (default 1)")
-    evaluate.add_argument(
-        "--decoding", choices=["chain", "average"], help="vit: which answer counts"
-    )
+    evaluate.add_argument("--decoding", choices=["chain", "average"], help="vit: which answer counts")
     evaluate.add_argument("--samples", metavar="N", help="dit: images of each seed (default 1000)")
     evaluate.add_argument("--sampling-seeds", metavar="N", help="dit: seeds of the samples, from --seed on (default 3)")
     _add_sampling(evaluate, "dit: ")
@@ -84,9 +82,7 @@ def _parser() -> _Parser:
     sample = subcommands.add_parser("sample", help="generate images of classes", allow_abbrev=False)
     sample.add_argument("run", metavar="RUN", help="run folder, or a saved model")
     sample.add_argument("--classes", metavar="A,B", default="all", help="classes by number or name; 0-9")
-    sample.add_argument(
-        "--num", metavar="N", default="64", help="number of images, classes in turn (default 64)"
-    )
+    sample.add_argument("--num", metavar="N", default="64", help="number of images, classes in turn (default 64)")
     sample.add_argument("--num-sampling-steps", metavar="N", help="steps of the plan (default: the run's)")
     _add_sampling(sample)
     sample.add_argument("--seed", default="0", help="seed of the noise that images start from")
@@ -97,15 +93,11 @@ def _parser() -> _Parser:
     sample.add_argument("--device", default="auto")
     sample.set_defaults(run_command=commands.sample)
 
-    encode = subcommands.add_parser(
-        "encode", help="encode images as latents of an autoencoder", allow_abbrev=False
-    )
+    encode = subcommands.add_parser("encode", help="encode images as latents of an autoencoder", allow_abbrev=False)
     encode.add_argument("images", metavar="DIR", help="folder of images (as for dit-folder), or hub:NAME")
     encode.add_argument("--vae", metavar="DIR", required=True, help="folder of a diffusers AutoencoderKL")
     encode.add_argument("--out", metavar="DIR", required=True, help="folder of the latents; the same command goes on")
-    encode.add_argument(
-        "--image-size", metavar="N", default="256", help="pixels that images are resized to"
-    )
+    encode.add_argument("--image-size", metavar="N", default="256", help="pixels that images are resized to")
     encode.add_argument("--batch-size", metavar="N", default="16", help="images at a time (default 16)")
     encode.add_argument("--device", default="auto")
     encode.set_defaults(run_command=commands.encode)

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from diffusionblocks.data.folder import open_folder
 from diffusionblocks.data.latents import encode, load_vae
@@ -29,7 +30,8 @@ def encode_splits(
     Raises:
         InputError: no training images, or what `encode` refuses; a split without images is left out, and said.
     """
-    vae = load_vae(vae_path).to(device)
+    vae: Any = load_vae(vae_path)
+    vae.to(device)
     channels = int(vae.config["in_channels"])
     for split in SPLITS:
         try:

@@ -87,7 +87,8 @@ def evaluate_blocks(model: BlockwiseModel, images: ImageSet, options: EvalOption
     options = options or EvalOptions()
     model.eval()
     plan = plan_of(model.config, options.num_sampling_steps)
-    start: Start = options.start or model.config.start
+    config: Any = model.config
+    start: Start = options.start or config.start
     shape = (len(images), model.targets.shape[1])
     states = [
         initial_state(shape, plan, start, keyed_generator(options.seed, "start", k)) for k in range(options.chains)
@@ -110,7 +111,7 @@ def evaluate_blocks(model: BlockwiseModel, images: ImageSet, options: EvalOption
     logs = {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
     last, labels = plan.last_steps(), images.labels
     decoding = decoding_of(
-        model.config,
+        config,
         decoding=options.decoding,
         start=options.start,
         chains=options.chains,

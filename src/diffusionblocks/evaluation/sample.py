@@ -102,7 +102,7 @@ def sample_run(folder: Path, options: SampleOptions, grid: Path, out: Path | Non
         out.mkdir(parents=True, exist_ok=True)
         for number, image in enumerate(pixels):
             picture(image).save(out / f"{number:06d}-class-{classes[number % len(classes)]}.png")
-    how = f"{sampler}, {len(plan.steps)} steps, guidance {guidance}, seed {options.seed}, blocks resident: {options.resident}"
+    how = f"{sampler}, {len(plan.steps)} steps, guidance {guidance}, seed {options.seed}, resident: {options.resident}"
     return f"{options.num} images ({how}) in {seconds:.1f} s, {options.num / seconds:.1f} images/s: {grid}"
 
 

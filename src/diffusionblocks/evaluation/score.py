@@ -68,7 +68,8 @@ def _score_generator(
         to_images = lambda latents: decode(vae, latents)  # noqa: E731
     features = features_of(config, picture.parent, options.features)
     result, images = evaluate_generator(model, data, features, options, to_images)
-    columns = model.block_list[0].num_classes  # type: ignore[union-attr]
+    first: Any = model.block_list[0]
+    columns = first.num_classes
     write_grid(images[: 8 * columns], picture, columns if columns <= 20 else None)
     return result
 

@@ -74,10 +74,8 @@ class DataFacts:
         path = run_dir / FACTS_FILE
         values = read_json(path)
         try:
-            tuples = {
-                name: None if values[name] is None else tuple(values[name]) for name in ("classes", "mean", "std")
-            }
-            return cls(num_samples=values["num_samples"], **tuples)
+            mean, std = (None if values[name] is None else tuple(values[name]) for name in ("mean", "std"))
+            return cls(tuple(values["classes"]), mean, std, values["num_samples"])
         except (KeyError, TypeError) as error:
             raise InputError("file", str(path), f"what `dblocks train` writes ({error})") from None
 
