@@ -21,15 +21,16 @@ BENT |= {"batch_size": 16}
 SMALL = {"hidden_size": 16, "num_heads": 2, "patch_size": 4, "batch_size": 6, "num_layers": 6, "ema_decay": 0.0}
 
 
-def config_of(**settings) -> AnyRun:
-    return resolve("vit-digits", flags={**SMALL, **settings})
+def config_of(recipe: str = "vit-digits", **settings) -> AnyRun:
+    return resolve(recipe, flags={**SMALL, **settings})
 
 
 def measured(config: AnyRun):
     """Two real updates of the largest unit through the trainer."""
     unit = max(build_units(config), key=lambda unit: len(unit.layers))
     count = config.batch_size
-    data = TensorBatches(torch.randn(count, 1, 8, 8), torch.arange(count) % 10)
+    images, labels = torch.randn(count, 1, 8, 8), torch.arange(count) % 10
+    data = TensorBatches(labels, images) if config.family == "dit" else TensorBatches(images, labels)
     training = config.training().model_copy(update={"updates": 2, "epochs": None})
     (report,) = Trainer([unit], data, training, progress=False).train().values()
     return report
@@ -51,6 +52,10 @@ def measured(config: AnyRun):
         {"num_blocks": 1, "preset": "paper", "dropout": 0.1, "checkpointing": True, "ema_decay": 0.9},
         {"num_blocks": 2, "layer_split": (1, 5), "precision": "bf16", "checkpointing": True},
         {"num_blocks": 4, "batch_size": 7, "micro_batches": 2},
+        {"recipe": "dit-digits", "method": "end-to-end"},
+        {"recipe": "dit-digits", "num_blocks": 1, "num_layers": 9, "ema_decay": 0.9, "precision": "bf16"},
+        {"recipe": "dit-digits", "num_blocks": 2, "layer_split": (1, 5), "checkpointing": True, "dropout": 0.1},
+        {"recipe": "dit-digits", "num_blocks": 1, "batch_size": 7, "micro_batches": 2},
     ],
     ids=lambda settings: " ".join(f"{name}={value}" for name, value in settings.items()),
 )

@@ -18,6 +18,7 @@ from diffusionblocks.sampling import (
     PlanStep,
     SamplingPlan,
     ancestral,
+    dpmpp_2m,
     euler,
     heun,
     initial_state,
@@ -150,7 +151,8 @@ def test_a_plan_says_its_grid_its_blocks_and_its_last_step():
 
 @pytest.mark.parametrize("num_steps", [3, 4, 9])
 @pytest.mark.parametrize(
-    ("sampler", "calls"), [(euler, lambda n: n), (heun, lambda n: 2 * n - 1), (ancestral, lambda n: n)]
+    ("sampler", "calls"),
+    [(euler, lambda n: n), (heun, lambda n: 2 * n - 1), (ancestral, lambda n: n), (dpmpp_2m(), lambda n: n)],
 )
 def test_n_steps_make_the_stated_number_of_calls(sampler, calls, num_steps):
     recorder = Recorder(3)
@@ -195,7 +197,7 @@ def test_the_state_keeps_its_dtype_and_shape(sampler, dtype):
 # Solutions of the probability-flow ODE.
 
 
-@pytest.mark.parametrize(("sampler", "order"), [(euler, 1), (heun, 2)])
+@pytest.mark.parametrize(("sampler", "order"), [(euler, 1), (heun, 2), (dpmpp_2m(), 2)])
 def test_the_error_falls_at_the_order_of_the_sampler(sampler, order):
     """For y ~ N(m, s^2) the denoiser is linear and the exact solution scales z - m with sqrt(s^2 + sigma^2)."""
     mean, s, law = 0.7, 0.5, LogNormal(p_mean=-0.7, sigma_min=0.05, sigma_max=5.0)
@@ -339,3 +341,29 @@ def test_a_start_that_cannot_be_made_is_refused():
         initial_state((2, 3), build(3, 3), "one")  # pyright: ignore[reportArgumentType]
     with pytest.raises(InputError, match=r"^generator=None: expected a torch.Generator when start is noise"):
         initial_state((2, 3), build(3, 3), "noise")
+
+
+def test_dpmpp_2m_is_the_formula_of_its_second_step():
+    """Lu et al. 2022, Algorithm 2, in lambda = -ln sigma, written with exponentials."""
+    levels = [4.0, 2.0, 0.7]
+    lam = [-math.log(sigma) for sigma in levels]
+    take, z = dpmpp_2m(), torch.tensor([[1.3]], dtype=torch.float64)
+    denoised = [0.4, -0.9]
+    first, _ = take(lambda z, sigma: torch.full_like(z, denoised[0]), z, PlanStep(4.0, 2.0, 0), None)
+    second, _ = take(lambda z, sigma: torch.full_like(z, denoised[1]), first, PlanStep(2.0, 0.7, 1), None)
+    h0, h1 = lam[1] - lam[0], lam[2] - lam[1]
+    expected = math.exp(-h0) * 1.3 - math.expm1(-h0) * denoised[0]
+    assert float(first) == pytest.approx(expected, rel=1e-12)
+    r = h0 / h1
+    ahead = (1 + 1 / (2 * r)) * denoised[1] - 1 / (2 * r) * denoised[0]
+    assert float(second) == pytest.approx(math.exp(-h1) * expected - math.expm1(-h1) * ahead, rel=1e-12)
+
+
+def test_dpmpp_2m_remembers_its_own_chain_alone():
+    plan, z = build(3, 9), torch.randn(2, 4, generator=generator()).double()
+    denoisers = [lambda z, sigma, k=k: torch.tanh((k + 1) * z) for k in range(3)]
+    fresh = sample(denoisers, z, plan, dpmpp_2m())
+    assert not torch.equal(fresh, sample(denoisers, z, plan, euler))
+    used = dpmpp_2m()
+    both = [sample(denoisers, start, plan, used) for start in (2 * z, z)]
+    assert torch.equal(fresh, both[1])

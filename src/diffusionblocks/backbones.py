@@ -130,7 +130,7 @@ class Diffusers:
         safetensors.torch.save_file(state, folder / self.weights_file, metadata={"format": "pt"})
 
     def load(self, backbone_class: Any, folder: Path) -> nn.Module:
-        return _loaded(backbone_class, folder, self.weights_file, {"use_safetensors": True, "low_cpu_mem_usage": False})
+        return _loaded(backbone_class, folder, self.weights_file, {"use_safetensors": True, "low_cpu_mem_usage": True})
 
     def enable_checkpointing(self, backbone: Any, contexts: Callable[[], Any] | None) -> None:
         if contexts is not None:

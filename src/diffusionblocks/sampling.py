@@ -161,7 +161,7 @@ def ancestral(denoise: Denoiser, z: Tensor, step: PlanStep, generator: torch.Gen
 
 
 def dpmpp_2m() -> SamplerStep:
-    """A fresh DPM-Solver++(2M) (Lu et al. 2022, Algorithm 2), which remembers the step before: one for each chain.
+    """A fresh DPM-Solver++(2M) (Lu et al. 2022, Algorithm 2), which remembers the step before while a chain runs.
 
     With lambda = -ln sigma, h its step and r the ratio of the step before to this one, the denoised target is
     extrapolated linearly to D' = D + (D - D_before) / (2 r), then z' = (sigma_next / sigma) z - expm1(-h) D'. The first
@@ -173,7 +173,7 @@ def dpmpp_2m() -> SamplerStep:
         nonlocal before
         denoised = denoise(z, _levels(step.sigma, z))
         ahead = denoised
-        if before is not None and step.sigma_next > 0:
+        if before is not None and before[0].sigma_next == step.sigma and step.sigma_next > 0:
             last, last_denoised = before
             ratio = math.log(last.sigma / last.sigma_next) / math.log(step.sigma / step.sigma_next)
             ahead = denoised + (denoised - last_denoised) / (2 * ratio)

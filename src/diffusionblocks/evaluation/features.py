@@ -19,7 +19,8 @@ from torch.nn import functional
 from transformers import ResNetConfig, ResNetForImageClassification
 from transformers.utils import logging as transformers_logging
 
-from diffusionblocks.checkpoint import atomic_folder, load_backbone
+from diffusionblocks.backbones import TRANSFORMERS
+from diffusionblocks.checkpoint import atomic_folder
 from diffusionblocks.config import read_json, validate
 from diffusionblocks.data.images import ImageSet, to_float
 from diffusionblocks.data.order import batch_rows
@@ -91,7 +92,7 @@ class ClassifierFeatures:
         if not (folder / WEIGHTS).is_file() or _sha256(folder / WEIGHTS) != record.sha256:
             todo = f"remove {folder} and train the features again"
             raise InputError("file", str(folder / WEIGHTS), f"weights with the SHA-256 of {RECORD}", todo)
-        network = load_backbone(ResNetForImageClassification, folder)
+        network = TRANSFORMERS.load(ResNetForImageClassification, folder)
         assert isinstance(network, ResNetForImageClassification)
         return cls(network, record)
 

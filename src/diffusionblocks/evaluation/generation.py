@@ -26,7 +26,7 @@ from diffusionblocks.randomness import keyed_generator
 from diffusionblocks.training.data import Data
 
 NUM_LEVELS = 24
-ERROR_IMAGES = 2000
+ERROR_IMAGES = 1000
 
 
 @dataclass(frozen=True)
