@@ -80,7 +80,10 @@ def measure(recipe: str, settings: dict[str, Any], batch: int) -> dict[str, Any]
     }
     for name, value in ratios.items():
         print(f"{name}: {value:.3f}")
-    print("process, bytes above imports: " + ", ".join(f"{w} {processes[w] - processes['none']:,}" for w in ("one", "all")))
+    print(
+        "process, bytes above imports: "
+        + ", ".join(f"{w} {processes[w] - processes['none']:,}" for w in ("one", "all"))
+    )
     return {
         "config": config.model_dump(mode="json"),
         "batch": batch,

@@ -110,7 +110,7 @@ def dit_digits() -> dict[str, Any]:
         "patch_size": 2,
         "updates": 600,
         "batch_size": 128,
-        "lr": 2e-3,
+        "lr": 5e-3,
         "weight_decay": 0.0,
         "ema_decay": 0.99,
         "checkpoint_every": 300,
@@ -126,12 +126,12 @@ def dit_fashion() -> dict[str, Any]:
         "num_channels": 1,
         "num_classes": 10,
         "patch_size": 4,
-        "updates": 600,
+        "updates": 800,
         "batch_size": 64,
-        "lr": 2e-3,
+        "lr": 8e-3,
         "weight_decay": 0.0,
         "ema_decay": 0.99,
-        "checkpoint_every": 300,
+        "checkpoint_every": 400,
     }
 
 

@@ -18,8 +18,9 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from diffusionblocks.block import edges_of, law_of, plan_of
 from diffusionblocks.data.images import ImageSet, to_float
-from diffusionblocks.evaluation.image_quality import image_quality
-from diffusionblocks.families.dit import DitBlock, generate
+from diffusionblocks.errors import InputError
+from diffusionblocks.evaluation.image_quality import image_quality, samples_needed
+from diffusionblocks.families.dit import DitBlock, check_sampling, generate
 from diffusionblocks.memory import forward_memory
 from diffusionblocks.model import BlockwiseModel
 from diffusionblocks.randomness import keyed_generator
@@ -91,6 +92,9 @@ def evaluate_generator(
     }
     plan = plan_of(config, options.num_sampling_steps)
     blocks: list[Any] = model.block_list
+    check_sampling(request["sampler"], request["guidance"], len(blocks))
+    if features is not None and options.samples < (needed := samples_needed(features.num_features)):
+        raise InputError("samples", options.samples, f"at least {needed} for FID with these features", "generate more")
     labels = sample_classes(options.samples, range(blocks[0].num_classes))
     real = None if features is None else features(_real_images(data, to_images))
     sampling, shown = [], None

@@ -16,7 +16,7 @@ from diffusionblocks.data.latents import decode, load_vae
 from diffusionblocks.errors import InputError
 from diffusionblocks.evaluation.generation import sample_classes, to_pixels
 from diffusionblocks.evaluation.grid import picture, write_grid
-from diffusionblocks.families.dit import BlockLoader, generate
+from diffusionblocks.families.dit import BlockLoader, check_sampling, generate
 from diffusionblocks.model import BlockwiseModel, load_block, read_model
 from diffusionblocks.run_config import DitRun
 from diffusionblocks.training.data import DataFacts
@@ -79,6 +79,7 @@ def sample_run(folder: Path, options: SampleOptions, grid: Path, out: Path | Non
     plan = plan_of(config, options.num_sampling_steps)
     guidance = config.guidance if options.guidance is None else options.guidance
     sampler = options.sampler or config.sampler
+    check_sampling(sampler, guidance, len(loaders))
     num_classes = num_classes_of(loaders) if names is None else len(names)
     classes = parse_classes(options.classes, names or tuple(str(k) for k in range(num_classes)))
     start = time.perf_counter()

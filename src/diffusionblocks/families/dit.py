@@ -198,11 +198,7 @@ def generate(
     Raises:
         InputError: a class out of range, an unknown sampler, guidance of blocks that never saw a dropped label.
     """
-    scales = [float(g) for g in ([guidance] * len(loaders) if isinstance(guidance, int | float) else guidance)]
-    if len(scales) != len(loaders):
-        raise InputError("guidance", scales, f"one number, or {len(loaders)}, one for each block")
-    if sampler not in SAMPLERS:
-        raise InputError("sampler", sampler, f"one of {', '.join(SAMPLERS)}")
+    scales = check_sampling(sampler, guidance, len(loaders))
     batches = [range(first, min(first + batch_size, len(x))) for first in range(0, len(x), batch_size)]
     steps = [SAMPLERS[sampler]() for _ in batches]
     states: list[Tensor] = []
@@ -225,6 +221,16 @@ def generate(
         # Let go of it before the next one is loaded.
         del block, denoise
     return torch.cat(images)
+
+
+def check_sampling(sampler: str, guidance: float | Sequence[float], num_blocks: int) -> list[float]:
+    """The guidance of each block; a sampler that is not there, or another number of scales, is refused."""
+    if sampler not in SAMPLERS:
+        raise InputError("sampler", sampler, f"one of {', '.join(SAMPLERS)}")
+    scales = [float(g) for g in ([guidance] * num_blocks if isinstance(guidance, int | float) else guidance)]
+    if len(scales) != num_blocks:
+        raise InputError("guidance", scales, f"one number, or {num_blocks}, one for each block")
+    return scales
 
 
 def check_request(block: DitBlock, x: Tensor, guidance: float) -> None:
