@@ -1,5 +1,6 @@
 """What the report of a run that generates images says; it is made from the files of the run folder alone."""
 
+import shlex
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +43,7 @@ def generation_page(run_dir: Path, split: str, prefix: str = "") -> dict[str, An
         "of_blocks": is_cut,
         "law": figures.noise_law(f"{prefix}law", noise, result["num_sampling_steps"], "σ"),
         "law_words": f"{law_words} Triangles mark the levels at which sampling runs. Plan: {result['plan']}.",
-        "losses": loss_figure(run_dir, f"{prefix}loss", "weighted squared error"),
+        "losses": loss_figure(run_dir, f"{prefix}loss", "weighted"),
         "denoising": denoising_of_run(f"{prefix}denoising", result, noise),
         "chain": None,
         "oracle": None,
@@ -51,7 +52,7 @@ def generation_page(run_dir: Path, split: str, prefix: str = "") -> dict[str, An
         "grids": [_grid(variant, image, result) for variant, image in pictures_of(run_dir, split)],
         "samples": None,
         "settings": settings,
-        "commands": [f"dblocks {command} {run_dir} --split {split}" for command in ("eval", "report")],
+        "commands": [shlex.join(["dblocks", name, str(run_dir), "--split", split]) for name in ("eval", "report")],
         "made": made(run_dir),
     }
 

@@ -8,6 +8,8 @@ from diffusionblocks.report.text import byte_unit
 
 WHOLE = ("end-to-end", "checkpointing")
 OF_BLOCKS = ("blocks", "blocks+trunk")
+OF_SAMPLING = "guidance"
+"""In the variants that are another way to sample; they are held against what is sampled in the same way only."""
 BUDGETS = {"layer-evaluations": "equal layer evaluations", "samples": "equal samples"}
 
 Groups = dict[Key, list[Row]]
@@ -26,15 +28,16 @@ def control(groups: Groups, method: str, key: Key, updates: int | None = None) -
     Args:
         groups: all groups.
         method: the control.
-        key: the group of blocks; the control is of its variant, or else of none, and has its number of blocks and its
-            budget, if there is such a one.
+        key: the group of blocks. The control has its variant, or none where the variant is one of blocks alone; and
+            its number of blocks and its budget, if there is such a one.
         updates: how many updates the control had, but for the rounding of epochs; None: any.
     """
     found = [other for other in groups if other.method == method]
     if updates is not None:
         found = [other for other in found if abs(other.updates - updates) <= key.num_blocks]
         found.sort(key=lambda other: abs(other.updates - updates))
-    found = [other for other in found if other.variant == key.variant] or [o for o in found if not o.variant]
+    plain = [] if OF_SAMPLING in key.variant else [other for other in found if not other.variant]
+    found = [other for other in found if other.variant == key.variant] or plain
     found = [other for other in found if other.num_blocks == key.num_blocks] or found
     found = [other for other in found if other.budget == key.budget] or found
     return found[0] if found else None

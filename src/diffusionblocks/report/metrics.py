@@ -114,18 +114,18 @@ METRICS = {
         digits=2,
         lower_is_better=True,
         columns=(
-            Column("FID, standard error over sampling seeds", "fid_se", page_only=True),
+            Column("se over sampling seeds", "fid_se", page_only=True),
             Column("KID", "kid", digits=4),
             Column("precision", "precision", digits=3),
             Column("recall", "recall", digits=3),
             Column("denoising error", "denoising_error", digits=4),
         ),
         ratios=(
-            Column("FLOPs of a denoising step / end to end's", "flops_per_step", digits=3),
-            Column("images/s when sampling / end to end's", "images_per_second"),
+            Column("FLOPs of a denoising step, ratio", "flops_per_step", digits=3),
+            Column("images/s when sampling, ratio", "images_per_second"),
         ),
         note="There is no ensemble of shallow networks among the controls: an ensemble averages answers, and denoisers "
-        "of images averaged at every step are another model.",
+        "of images averaged at every step are another model. Ratios are to end to end.",
     ),
 }
 

@@ -9,7 +9,7 @@ from typing import Any
 from markupsafe import Markup
 
 from diffusionblocks.block import edges_of
-from diffusionblocks.config import BlockwiseConfig, read_json
+from diffusionblocks.config import BlockwiseConfig, read_json, validate
 from diffusionblocks.report import figures
 from diffusionblocks.report.comparison import Stored
 from diffusionblocks.report.groups import name_of
@@ -40,7 +40,9 @@ class FirstRun:
 def noise_of(settings: dict[str, Any]) -> BlockwiseConfig:
     """The part of a run's settings that says where noise is; a control has the whole range in one block."""
     known = {name: settings[name] for name in _OF_NOISE}
-    return BlockwiseConfig(**known if settings["method"] == "blocks" else known | {"num_blocks": 1})
+    if settings["method"] != "blocks":
+        known["num_blocks"] = 1
+    return validate(BlockwiseConfig, known)
 
 
 def first_runs(stored: Stored, folder: Path) -> list[FirstRun]:
@@ -90,7 +92,7 @@ def png_uri(data: bytes) -> str:
 
 def denoising_of_methods(name: str, runs: list[FirstRun]) -> Markup | None:
     """Error over noise level, a line per method at equal layer evaluations, with the edges of the blocks."""
-    curves, edges = {}, ()
+    curves, edges = {}, tuple[float, ...]()
     for run in runs:
         key = run.key
         if key.variant or key.budget != "layer-evaluations" or "denoising" not in run.result:

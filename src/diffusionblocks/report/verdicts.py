@@ -93,9 +93,7 @@ def _reading(d: Difference, own: str, other: str, metric: Metric) -> str:
         return f"; lower is better, so {other} {_are(other)} better"
     if d.high < 0:
         return f"; lower is better, so {own} {_are(own)} better"
-    return "; lower is better, and " + (
-        "the interval holds 0, so neither is shown to be" if d.n > 1 else "one seed shows neither to be"
-    )
+    return f"; lower is better, and {'the interval holds 0, so' if d.n > 1 else 'from one seed'} neither is ahead"
 
 
 def _are(name: str) -> str:
