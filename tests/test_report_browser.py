@@ -85,7 +85,7 @@ def reports(tmp_path_factory):
         folder = compare(root / "all", ROWS, *runs)
         generators = dit_folders.with_runs(root / "generators")
         assert main(["report", str(folder)]) == 0
-        monkeypatch.setattr("diffusionblocks.report.run_parts.load_config", lambda run_dir: None)
+        dit_folders.foresee(monkeypatch)
         assert main(["report", str(generators)]) == 0
     folders = {"blocks": runs[0], "control": runs[1], "comparison": folder, "generators": generators}
     return {kind: folder / "report.html" for kind, folder in folders.items()}

@@ -9,11 +9,12 @@ import dit_folders
 import numpy as np
 import pytest
 from dit_folders import FEATURES, LEVELS, ROWS, fid_row, fid_rows
-from report_folders import PREDICTED, foresee
+from report_folders import PREDICTED
 from scipy import stats
 
 from diffusionblocks.cli import main
 from diffusionblocks.errors import InputError
+from diffusionblocks.report import page as page_module
 from diffusionblocks.report.columns import table_row
 from diffusionblocks.report.comparison import load_comparison
 from diffusionblocks.report.groups import control
@@ -43,8 +44,7 @@ def paired(own, other):
 @pytest.fixture
 def known(monkeypatch):
     """What needs a network of the family: its predicted memory."""
-    foresee(monkeypatch)
-    monkeypatch.setattr("diffusionblocks.report.run_parts.load_config", lambda run_dir: None)
+    dit_folders.foresee(monkeypatch)
 
 
 @pytest.fixture
@@ -245,7 +245,7 @@ def test_the_page_of_a_run_needs_its_folder_alone(tmp_path, known, monkeypatch, 
     def no_data(*_):
         raise AssertionError("the page of a generating run asks for no images")
 
-    monkeypatch.setattr("diffusionblocks.report.page.read_images", no_data)
+    monkeypatch.setattr(page_module, "read_images", no_data)
     run = dit_folders.run(tmp_path / "run", 22.3, method, ("", "guidance-2"))
     assert main(["report", str(run)]) == 0
     page = (run / "report.html").read_text()
@@ -257,6 +257,7 @@ def test_the_page_of_a_run_needs_its_folder_alone(tmp_path, known, monkeypatch, 
         "20 steps, guidance 1, one training seed; lower is better.",
         f"Features: 64 of the {FEATURES['name']}, SHA-256 {FEATURES['sha256']}",
         "KID 0.0223",
+        "Triangles mark the 13 levels at which sampling runs.",
         "precision 0.700",
         "recall 0.400",
         "guidance 1: FID 22.30",

@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.axis import Axis
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
-from diffusionblocks.block import edges_of, law_of, plan_of
+from diffusionblocks.block import edges_of, law_of
 from diffusionblocks.config import BlockwiseConfig
 from diffusionblocks.memory import KINDS
 from diffusionblocks.partition import noise_intervals, training_interval
@@ -18,13 +18,10 @@ from diffusionblocks.report.drawing import DASHES, INK, MUTED, PAPER, SERIES, dr
 
 
 def noise_law(
-    name: str, config: BlockwiseConfig, num_sampling_steps: int | None = None, level: str = "σ / target norm"
+    name: str, config: BlockwiseConfig, levels: Sequence[float], level_name: str = "σ / target norm"
 ) -> Markup:
-    """Density of the noise law over log sigma, the blocks' intervals with their overlap, and the plan's steps.
-
-    `level` is what the noise level is called.
-    """
-    law, plan = law_of(config), plan_of(config, num_sampling_steps)
+    """Density of the noise law over log sigma, the blocks' intervals with their overlap, and the levels of the plan."""
+    law = law_of(config)
     grid = np.linspace(math.log(law.cleanest), math.log(law.noisiest), 601)
     mass = law.cdf(torch.from_numpy(grid).exp()).numpy()
     middle, density = (grid[1:] + grid[:-1]) / 2, np.diff(mass) / np.diff(grid)
@@ -40,7 +37,7 @@ def noise_law(
             axes.plot([math.log(wide.lo), math.log(wide.hi)], [y, y], color=colour, linewidth=2, solid_capstyle="butt")
             axes.plot([math.log(core.lo), math.log(core.hi)], [y, y], color=colour, linewidth=7, solid_capstyle="butt")
         axes.plot(middle, density, color=INK, linewidth=1.5)
-        steps = [math.log(step.sigma) for step in plan.steps]
+        steps = [math.log(level) for level in levels]
         axes.plot(steps, [0] * len(steps), "v", color=INK, markersize=8, markeredgecolor=PAPER, clip_on=False, zorder=5)
         axes.axhline(0, color=MUTED, linewidth=1)
         ticks = _powers(law.cleanest, law.noisiest)
@@ -50,7 +47,7 @@ def noise_law(
         below = {-(k + 1) * row_height: f"block {k}" if rows > 1 else "network" for k in range(rows)}
         axes.set_yticks([*above, *below], [*(f"{tick:g}" for tick in above), *below.values()])
         axes.set_ylim(-(rows + 0.8) * row_height, 1.08 * height)
-        axes.set(xlabel=f"noise level {level}, log scale", ylabel="density of ln σ")
+        axes.set(xlabel=f"noise level {level_name}, log scale", ylabel="density of ln σ")
         edges = ", ".join(f"{edge:.3g}" for edge in edges_of(config))
         cut = f"cut into {rows} blocks at sigma" if rows > 1 else "for one network from sigma"
         return d.svg(f"Density of the noise law over log sigma, {cut} {edges}")

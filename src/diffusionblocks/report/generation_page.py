@@ -1,5 +1,6 @@
 """What the report of a run that generates images says; it is made from the files of the run folder alone."""
 
+import re
 import shlex
 from pathlib import Path
 from typing import Any
@@ -27,7 +28,7 @@ def generation_page(run_dir: Path, split: str, prefix: str = "") -> dict[str, An
     """
     settings, result = settings_of(run_dir), read_json(run_dir / f"eval-{split}.json")
     noise, score = noise_of(settings), f"{FID.label} {result['fid']:.{FID.digits}f}"
-    is_cut = noise.num_blocks > 1
+    is_cut, levels = noise.num_blocks > 1, _levels(result["plan"])
     law_words = (
         "Each block trains alone inside its own interval of noise levels: the thick bar, widened by the overlap to the "
         "thin one."
@@ -41,8 +42,8 @@ def generation_page(run_dir: Path, split: str, prefix: str = "") -> dict[str, An
         "headline": [f"{score} of {_judged(result)}, one training seed; lower is better.", *features_words(result)],
         "tiles": _tiles(result),
         "of_blocks": is_cut,
-        "law": figures.noise_law(f"{prefix}law", noise, result["num_sampling_steps"], "σ"),
-        "law_words": f"{law_words} Triangles mark the levels at which sampling runs. Plan: {result['plan']}.",
+        "law": figures.noise_law(f"{prefix}law", noise, levels, "σ"),
+        "law_words": f"{law_words} Triangles mark the {len(levels)} levels at which sampling runs.",
         "losses": loss_figure(run_dir, f"{prefix}loss", "weighted"),
         "denoising": denoising_of_run(f"{prefix}denoising", result, noise),
         "chain": None,
@@ -55,6 +56,11 @@ def generation_page(run_dir: Path, split: str, prefix: str = "") -> dict[str, An
         "commands": [shlex.join(["dblocks", name, str(run_dir), "--split", split]) for name in ("eval", "report")],
         "made": made(run_dir),
     }
+
+
+def _levels(plan: str) -> list[float]:
+    """The noise levels of a plan as it describes itself: "80 (block 0), 1.2 (block 1), then 0"."""
+    return [float(level) for level in re.findall(r"(\S+) \(block \d+\)", plan)]
 
 
 def _judged(result: dict[str, Any]) -> str:

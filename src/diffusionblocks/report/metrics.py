@@ -114,11 +114,11 @@ METRICS = {
         digits=2,
         lower_is_better=True,
         columns=(
-            Column("se over sampling seeds", "fid_se", page_only=True),
             Column("KID", "kid", digits=4),
             Column("precision", "precision", digits=3),
             Column("recall", "recall", digits=3),
             Column("denoising error", "denoising_error", digits=4),
+            Column("se over sampling seeds", "fid_se", page_only=True),
         ),
         ratios=(
             Column("FLOPs of a denoising step, ratio", "flops_per_step", digits=3),

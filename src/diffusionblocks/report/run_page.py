@@ -7,6 +7,7 @@ from typing import Any
 from markupsafe import Markup
 from torch import nn
 
+from diffusionblocks.block import plan_of
 from diffusionblocks.config import read_json
 from diffusionblocks.data.images import ImageSet
 from diffusionblocks.model import BlockwiseModel
@@ -124,11 +125,10 @@ def _start_words(result: dict[str, Any]) -> str:
 
 
 def _law(model: nn.Module, result: dict[str, Any], name: str) -> Markup | None:
-    return (
-        figures.noise_law(name, model.config, result["num_sampling_steps"])
-        if isinstance(model, BlockwiseModel)
-        else None
-    )
+    if not isinstance(model, BlockwiseModel):
+        return None
+    steps = plan_of(model.config, result["num_sampling_steps"]).steps
+    return figures.noise_law(name, model.config, [step.sigma for step in steps])
 
 
 def _chain(result: dict[str, Any], n: int, name: str) -> Markup:

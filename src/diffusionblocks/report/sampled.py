@@ -16,7 +16,7 @@ from diffusionblocks.report.groups import name_of
 from diffusionblocks.report.run_parts import settings_of
 from diffusionblocks.report.statistics import Key, Row
 
-_OF_NOISE = ("num_blocks", "p_mean", "p_std", "sigma_min", "sigma_max", "cut", "gamma", "num_sampling_steps", "spacing")
+_OF_NOISE = ("num_blocks", "p_mean", "p_std", "sigma_min", "sigma_max", "cut", "gamma")
 
 
 @dataclass(frozen=True)
