@@ -216,7 +216,7 @@ def test_a_comparison_of_generators_has_its_own_columns(tmp_path):
     assert by_method["blocks"]["FLOPs of a denoising step, ratio"] == "0.350"
     verdicts = re.findall(r"^- (Yes|Not shown): end to end minus shallow is (-[\d.]+) FID", page, flags=re.MULTILINE)
     assert [answer for answer, _ in verdicts] == ["Yes", "Yes"]
-    for words in ("lower is better", dit_folders.FEATURES["sha256"], "no ensemble of shallow networks"):
+    for words in ("A lower FID is better", dit_folders.FEATURES["sha256"], "no ensemble of shallow networks"):
         assert words in page
     assert "first block, chain" not in page
 

@@ -38,7 +38,7 @@ def comparison(path: Path) -> str:
     with_what = measured_with(stored.content)
     parts = [f"## {stored.content['recipe']}"]
     if with_what:
-        parts.append(" ".join([*with_what, metric.note, f"{metric.title}{metric.direction}."]))
+        parts.append(" ".join([*with_what, metric.note]))
     parts.append(_scores(groups, metric))
     if metric.has_chain:
         parts += ["### Blocks: first block, chain, average", _chains(groups)]

@@ -124,8 +124,8 @@ METRICS = {
             Column("FLOPs of a denoising step, ratio", "flops_per_step", digits=3),
             Column("images/s when sampling, ratio", "images_per_second"),
         ),
-        note="There is no ensemble of shallow networks among the controls: an ensemble averages answers, and denoisers "
-        "of images averaged at every step are another model. Ratios are to end to end.",
+        note="A lower FID is better. There is no ensemble of shallow networks among the controls: an ensemble averages "
+        "answers, and denoisers of images averaged at every step are another model. Ratios are to end to end.",
     ),
 }
 
