@@ -5,6 +5,7 @@ import re
 from typing import Any
 
 import ablation
+import dit_folders
 import numpy as np
 import pytest
 import results
@@ -132,6 +133,92 @@ def test_one_seed_gives_no_interval_and_no_claim(tmp_path):
     assert all(row["accuracy %"].endswith(" ± unknown") for row in tables(page)[0])
     assert page.count("- Open (it takes two seeds)") == 2
     assert "nan" not in page
+
+
+def spread(numbers, digits, sign=""):
+    return f"{np.mean(numbers):{sign}.{digits}f} ± {np.std(numbers, ddof=1):.{digits}f}"
+
+
+def test_the_committed_comparison_of_classifiers_has_these_tables():
+    path = results.RESULTS / "vit-fashion/compare.json"
+    groups: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
+    for row in json.loads(path.read_text())["rows"]:
+        own = groups.setdefault((row["method"], row["preset"], row["num_blocks"], row["budget"], row["updates"]), [])
+        own.append(row)
+    (deep,) = ({row["seed"]: row for row in own} for key, own in groups.items() if key[0] == "end-to-end")
+    scores, chains, costs = [], [], []
+    for (method, preset, num_blocks, budget, updates), own in groups.items():
+        metrics = {name: [row["metrics"].get(name, np.nan) for row in own] for name in own[0]["metrics"]}
+        if "accuracy" in metrics:
+            percent, interval = 100 * np.array(metrics["accuracy"]), ["  ", "  "]
+            if method != "end-to-end":
+                whole = [100 * deep[row["seed"]]["metrics"]["accuracy"] for row in own]
+                low, high = stats.ttest_rel(percent, whole).confidence_interval(0.95)
+                interval = [f" {np.mean(percent - whole):+.2f} ", f" {low:+.2f} to {high:+.2f} "]
+            start = f"| {method} | {preset} | {num_blocks} | {budget} | {updates} | {len(own)} | {spread(percent, 2)} |"
+            scores.append(f"{start}{'|'.join(interval)}| {spread(metrics['cross_entropy'], 4)} |")
+        if "chain_gain" in metrics:
+            first, gain, average = (
+                100 * np.array(metrics[name]) for name in ("block0_accuracy", "chain_gain", "average_accuracy")
+            )
+            cells = f"{spread(first, 2)} | {spread(gain, 2, '+')} | {spread(average, 2)}"
+            chains.append(f"| {method} | {preset} | {num_blocks} | {budget} | {cells} |")
+        whole, layers = own[0]["memory_bytes"], own[0]["layer_memory_bytes"]
+        sizes = [sum(part[kind] for kind in ("weights", "gradients", "optimizer")) for part in (whole, layers)]
+        sizes = [sizes[0], whole["activations"], whole["other"], sizes[1], layers["activations"]]
+        time, speed = (np.mean([row[name] for row in own]) for name in ("step_seconds", "samples_per_second"))
+        cells = " | ".join([*(f"{size / 1e6:.3f}" for size in sizes), f"{1000 * time:.2f}", f"{speed:.0f}"])
+        costs.append(f"| {method} | {preset} | {num_blocks} | {cells} |")
+    expected = [
+        "| method | preset | B | budget | updates | n | accuracy % | minus end to end, points | 95% interval | "
+        "cross-entropy, nats |",
+        "|---|---|--:|---|--:|--:|--:|--:|---|--:|",
+        *scores,
+        "| method | preset | B | budget | block 0 alone % | chain gain, points | average of blocks % |",
+        "|---|---|--:|---|--:|--:|--:|",
+        *chains,
+        "| method | preset | B | weights + gradients + optimizer, MB | activations, MB | other, MB | "
+        "layers: states, MB | layers: activations, MB | time of an update, ms | samples/s |",
+        "|---|---|--:|--:|--:|--:|--:|--:|--:|--:|",
+        *dict.fromkeys(costs),
+    ]
+    assert [line for line in results.comparison(path).splitlines() if line.startswith("|")] == expected
+
+
+def test_a_comparison_of_generators_has_its_own_columns(tmp_path):
+    page = results.comparison(dit_folders.comparison(tmp_path / "dit") / "compare.json")
+    scores, costs = tables(page)
+    assert list(scores[0])[7:] == [
+        *("FID", "minus end to end", "95% interval", "KID", "precision", "recall", "denoising error"),
+        "se over sampling seeds",
+    ]
+    fids = {
+        (row["method"], row["variant"], row["updates"]): [
+            r["metrics"]["fid"]
+            for r in dit_folders.ROWS
+            if (r["method"], r["variant"], str(r["updates"])) == (row["method"], row["variant"], row["updates"])
+        ]
+        for row in scores
+    }
+    assert len(fids) == 8
+    for row in scores:
+        own, whole = (
+            fids[key] for key in ((row["method"], row["variant"], row["updates"]), ("end-to-end", "", "1000"))
+        )
+        if "guidance" in row["variant"]:
+            whole = fids["end-to-end", "guidance 2", "1000"]
+        assert row["FID"] == spread(own, 2)
+        if row["method"] != "end-to-end":
+            low, high = stats.ttest_rel(own, whole).confidence_interval(0.95)
+            assert row["minus end to end"] == f"{np.mean(own) - np.mean(whole):+.2f}"
+            assert row["95% interval"] == f"{low:+.2f} to {high:+.2f}"
+    by_method = {row["method"]: row for row in costs}
+    assert by_method["blocks"]["FLOPs of a denoising step, ratio"] == "0.350"
+    verdicts = re.findall(r"^- (Yes|Not shown): end to end minus shallow is (-[\d.]+) FID", page, flags=re.MULTILINE)
+    assert [answer for answer, _ in verdicts] == ["Yes", "Yes"]
+    for words in ("A lower FID is better", dit_folders.FEATURES["sha256"], "no ensemble of shallow networks"):
+        assert words in page
+    assert "first block, chain" not in page
 
 
 def test_committed_measurements_are_shown_as_they_are():

@@ -3,6 +3,7 @@
 import os
 import shutil
 
+import dit_folders
 import pytest
 from report_folders import ROWS, compare, foresee, train
 
@@ -13,6 +14,10 @@ pytestmark = pytest.mark.skipif(CHROMIUM is None and "CI" not in os.environ, rea
 
 SECTIONS = ["Noise law and its cut", "Training loss", "Accuracy along the chain", "Oracle gap and scrambled images"]
 SECTIONS += ["Memory of one update", "Samples", "Settings", "How to reproduce"]
+OF_GENERATION = ["Noise law and its cut", "Training loss", "Denoising error", "Memory of one update", "Samples"]
+OF_GENERATION += ["Settings", "How to reproduce"]
+IMAGES = {"blocks": 12, "control": 12, "comparison": 12, "generators": 10}
+"""Samples with their answers; or grids of samples, of every method and of one run in detail."""
 OF_COMPARISON = ["All methods", "Accuracy, run by run", "Memory of one update", "How it was made"]
 
 AUDIT = """() => {
@@ -70,7 +75,7 @@ AUDIT = """() => {
 
 @pytest.fixture(scope="module")
 def reports(tmp_path_factory):
-    """The report of a run of blocks, of a control, and of a comparison."""
+    """The report of a run of blocks, of a control, of a comparison, and of one of generators."""
     root = tmp_path_factory.mktemp("reports")
     with pytest.MonkeyPatch.context() as monkeypatch:
         foresee(monkeypatch)
@@ -78,8 +83,12 @@ def reports(tmp_path_factory):
         for run in runs:
             assert main(["report", str(run)]) == 0
         folder = compare(root / "all", ROWS, *runs)
+        generators = dit_folders.with_runs(root / "generators")
         assert main(["report", str(folder)]) == 0
-    return {"blocks": runs[0] / "report.html", "control": runs[1] / "report.html", "comparison": folder / "report.html"}
+        dit_folders.foresee(monkeypatch)
+        assert main(["report", str(generators)]) == 0
+    folders = {"blocks": runs[0], "control": runs[1], "comparison": folder, "generators": generators}
+    return {kind: folder / "report.html" for kind, folder in folders.items()}
 
 
 @pytest.fixture(scope="module")
@@ -109,7 +118,7 @@ def look(browser, scheme, width, address=None, content=None):
 
 @pytest.mark.parametrize("width", [320, 400, 1400])
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("kind", ["blocks", "control", "comparison"])
+@pytest.mark.parametrize("kind", list(IMAGES))
 def test_the_page_is_whole_and_legible(browser, reports, kind, scheme, width):
     address = reports[kind].as_uri()
     found, complaints, requests = look(browser, scheme, width, address)
@@ -120,7 +129,7 @@ def test_the_page_is_whole_and_legible(browser, reports, kind, scheme, width):
     assert min(found["series"]) >= 3
     assert found["texts"] > 100
     assert found["svgTexts"] > 10
-    assert found["images"] == 12
+    assert found["images"] == IMAGES[kind]
     assert found["broken"] == 0
     assert found["sideways"] <= 0
     assert (found["paper"] > 0.9) if scheme == "light" else (found["paper"] < 0.05)
@@ -129,6 +138,8 @@ def test_the_page_is_whole_and_legible(browser, reports, kind, scheme, width):
     elif kind == "comparison":
         assert [name for name in found["headings"] if name in OF_COMPARISON] == OF_COMPARISON
         assert found["inner"] == SECTIONS
+    elif kind == "generators":
+        assert found["inner"] == OF_GENERATION
 
 
 def test_the_audit_sees_what_it_looks_for(browser):

@@ -5,6 +5,12 @@ import math
 from pathlib import Path
 from typing import Any
 
+from diffusionblocks.report.comparison import load_comparison, measured_with
+from diffusionblocks.report.groups import Groups, control, ratio
+from diffusionblocks.report.metrics import METRICS, Metric
+from diffusionblocks.report.statistics import Key, beats, mean_sd, paired_difference, values
+from diffusionblocks.report.verdicts import STATES
+
 RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
 KINDS = ("weights", "gradients", "optimizer", "activations")
 
@@ -27,122 +33,128 @@ def page(folder: Path = RESULTS) -> str:
 
 def comparison(path: Path) -> str:
     """One compare.json: all methods, what the chain of blocks adds, whether depth helps, how it was made."""
-    from diffusionblocks.report.statistics import group
-
-    result = read(path)
-    groups = group(result["rows"])
-    parts = [
-        f"## {result['recipe']}",
-        _scores(groups),
-        "### Blocks: first block, chain, average",
-        _chains(groups),
+    stored = load_comparison(path)
+    groups, metric = stored.groups, stored.metric
+    with_what = measured_with(stored.content)
+    parts = [f"## {stored.content['recipe']}"]
+    if with_what:
+        parts.append(" ".join([*with_what, metric.note]))
+    parts.append(_scores(groups, metric))
+    if metric.has_chain:
+        parts += ["### Blocks: first block, chain, average", _chains(groups)]
+    parts += [
         "### Does depth help?",
-        _depth(groups),
+        _depth(groups, metric),
         "### Memory and time",
-        _costs(groups),
-        provenance(result),
+        _costs(groups, metric),
+        provenance(stored.content),
     ]
     return "\n\n".join(parts)
 
 
-def reference(groups: dict[Any, list[dict[str, Any]]], key: Any) -> Any:
-    """The end-to-end group that a group is compared with: of the same budget, preset and cut where there are several.
-
-    Raises:
-        ValueError: there is none.
-    """
-    candidates = [other for other in groups if other.method == "end-to-end"]
-    if not candidates:
-        raise ValueError("a comparison needs end-to-end rows")
-    return max(
-        candidates,
-        key=lambda other: (other.budget == key.budget, other.preset == key.preset, other.num_blocks == key.num_blocks),
-    )
+def _table(names: list[str], alignment: str, rows: list[list[str]]) -> str:
+    """A Markdown table; alignment has l or r for each column. Lines that say the same stand once."""
+    marks = {"l": "---", "r": "--:"}
+    lines = [f"| {' | '.join(names)} |", f"|{'|'.join(marks[side] for side in alignment)}|"]
+    return "\n".join(dict.fromkeys([*lines, *(f"| {' | '.join(row)} |" for row in rows)]))
 
 
-def _scores(groups: dict[Any, list[dict[str, Any]]]) -> str:
-    from diffusionblocks.report.statistics import mean_sd, paired_difference
+def _settings(key: Key, groups: Groups) -> list[str]:
+    """Method, preset and B of a group, with the variant where the comparison has any."""
+    variant = [key.variant] if any(other.variant for other in groups) else []
+    return [key.method, *variant, key.preset, str(key.num_blocks)]
 
-    rows = [
-        "| method | preset | B | budget | updates | n | accuracy % | minus end to end, points | 95% interval | "
-        "cross-entropy, nats |",
-        "|---|---|--:|---|--:|--:|--:|--:|---|--:|",
-    ]
+
+def _settings_names(groups: Groups) -> tuple[list[str], str]:
+    """The names of these columns, and their alignment."""
+    variant = ["variant"] if any(key.variant for key in groups) else []
+    return ["method", *variant, "preset", "B"], "l" * (2 + len(variant)) + "r"
+
+
+def _scores(groups: Groups, metric: Metric) -> str:
+    names, sides = _settings_names(groups)
+    further = [column for column in metric.columns if not column.of_blocks]
+    headings = [*names, "budget", "updates", "n", f"{metric.label} {metric.unit}".rstrip(), metric.against]
+    headings += ["95% interval", *(column.heading for column in further)]
+    rows = []
     for key, own in groups.items():
-        scored = [row["metrics"] for row in own if "accuracy" in row["metrics"]]
-        if not scored:  # what changes memory alone has no accuracy of its own
+        scored = values(own, metric.name)
+        if not scored:  # what changes memory alone has no score of its own
             continue
-        accuracy, accuracy_sd = mean_sd([metrics["accuracy"] for metrics in scored])
-        entropy, entropy_sd = mean_sd([metrics["cross_entropy"] for metrics in scored])
-        other = reference(groups, key)
-        difference = ("", "")
-        if other != key:
-            found = paired_difference(own, groups[other], "accuracy")
-            difference = (points(found.mean), f"{points(found.low)} to {points(found.high)}")
-        rows.append(
-            f"| {key.method} | {key.preset} | {key.num_blocks} | {key.budget} | {key.updates} | {len(scored)} | "
-            f"{100 * accuracy:.2f} ± {_number(100 * accuracy_sd, 2)} | {difference[0]} | {difference[1]} | "
-            f"{entropy:.4f} ± {_number(entropy_sd, 4)} |"
-        )
-    return "\n".join(rows)
+        other, difference = control(groups, "end-to-end", key), ["", ""]
+        if other is not None and other != key:
+            found = paired_difference(own, groups[other], metric.name)
+            mean, low, high = (_difference(value, metric) for value in (found.mean, found.low, found.high))
+            difference = [mean, f"{low} to {high}"]
+        cells = [key.budget, str(key.updates), str(len(scored)), _mean_sd(scored, metric.scale, metric.digits)]
+        cells += [*difference, *(_mean_sd(values(own, c.source), c.scale, c.digits) for c in further)]
+        rows.append([*_settings(key, groups), *cells])
+    return _table(headings, f"{sides}lrrrrl" + "r" * len(further), rows)
 
 
-def _chains(groups: dict[Any, list[dict[str, Any]]]) -> str:
-    from diffusionblocks.report.statistics import mean_sd
-
+def _chains(groups: Groups) -> str:
     names = ("block0_accuracy", "chain_gain", "average_accuracy")
+    headings, sides = _settings_names(groups)
+    headings += ["budget", "block 0 alone %", "chain gain, points", "average of blocks %"]
     rows = [
-        "| method | preset | B | budget | block 0 alone % | chain gain, points | average of blocks % |",
-        "|---|---|--:|---|--:|--:|--:|",
+        [
+            *_settings(key, groups),
+            key.budget,
+            *(_mean_sd(values(own, name), 100, 2, "+" if name == "chain_gain" else "") for name in names),
+        ]
+        for key, own in groups.items()
+        if all(name in row["metrics"] for row in own for name in names)
     ]
-    for key, own in groups.items():
-        if all(name in row["metrics"] for row in own for name in names):
-            cells = []
-            for name in names:
-                mean, sd = mean_sd([row["metrics"][name] for row in own])
-                sign = "+" if name == "chain_gain" else ""
-                cells.append(f"{100 * mean:{sign}.2f} ± {_number(100 * sd, 2)}")
-            rows.append(f"| {key.method} | {key.preset} | {key.num_blocks} | {key.budget} | {' | '.join(cells)} |")
-    return "\n".join(rows) if len(rows) > 2 else "There are no blocks among the rows."
+    return _table(headings, f"{sides}lrrr", rows) if rows else "There are no blocks among the rows."
 
 
-def _depth(groups: dict[Any, list[dict[str, Any]]]) -> str:
+def _depth(groups: Groups, metric: Metric) -> str:
     """A line a shallow control: does end to end beat it by two standard errors of the paired difference?"""
-    from diffusionblocks.report.statistics import beats, paired_difference
-
     lines = []
     for key, own in groups.items():
-        if key.method == "shallow":
-            deep = groups[reference(groups, key)]
-            gap = paired_difference(deep, own, "accuracy")
-            answer = "Yes" if beats(deep, own) else "Not shown" if gap.n > 1 else "Open (it takes two seeds)"
+        other = control(groups, "end-to-end", key)
+        if key.method == "shallow" and other is not None:
+            deep = groups[other]
+            gap = paired_difference(deep, own, metric.name)
+            better = beats(deep, own, metric.name, metric.lower_is_better)
+            answer = "Yes" if better else "Not shown" if gap.n > 1 else "Open (it takes two seeds)"
+            mean, low, high = (_difference(value, metric) for value in (gap.mean, gap.low, gap.high))
             lines.append(
-                f"- {answer}: end to end minus shallow is {points(gap.mean)} points "
-                f"({points(gap.low)} to {points(gap.high)}, n = {gap.n}); the shallow network had {key.updates} "
-                f"updates (budget {key.budget}, B = {key.num_blocks})."
+                f"- {answer}: end to end minus shallow is {mean} {metric.difference_unit or metric.label} "
+                f"({low} to {high}, n = {gap.n}){metric.direction}; the shallow network had {key.updates} "
+                f"updates (budget {key.budget}, B = {key.num_blocks}{f', {key.variant}' if key.variant else ''})."
             )
-    return "\n".join(lines) if lines else "There is no shallow control among the rows, so nothing can be said."
+    if lines:
+        return "\n".join(lines)
+    return "There is no shallow control with an end-to-end one among the rows, so nothing can be said."
 
 
-def _costs(groups: dict[Any, list[dict[str, Any]]]) -> str:
+def _costs(groups: Groups, metric: Metric) -> str:
     """Bytes of the first seed (they do not depend on it), time as the mean over seeds."""
-    from diffusionblocks.report.statistics import mean_sd
-
-    rows = [
-        "| method | preset | B | weights + gradients + optimizer, MB | activations, MB | other, MB | "
-        "layers: states, MB | layers: activations, MB | time of an update, ms | samples/s |",
-        "|---|---|--:|--:|--:|--:|--:|--:|--:|--:|",
+    names, sides = _settings_names(groups)
+    headings = [
+        *names,
+        "weights + gradients + optimizer, MB",
+        "activations, MB",
+        "other, MB",
+        "layers: states, MB",
+        "layers: activations, MB",
+        "time of an update, ms",
+        "samples/s",
+        *(column.heading for column in metric.ratios),
     ]
+    rows = []
     for key, own in groups.items():
         whole, layers = own[0]["memory_bytes"], own[0]["layer_memory_bytes"]
         sizes = [_states(whole), whole["activations"], whole["other"], _states(layers), layers["activations"]]
         seconds, _ = mean_sd([row["step_seconds"] for row in own])
         speed, _ = mean_sd([row["samples_per_second"] for row in own])
         cells = [*(_megabytes(size) for size in sizes), f"{1000 * seconds:.2f}", f"{speed:.0f}"]
-        row = f"| {key.method} | {key.preset} | {key.num_blocks} | {' | '.join(cells)} |"
-        if row not in rows:
-            rows.append(row)
-    return "\n".join(rows)
+        for column in metric.ratios:
+            found = ratio(groups, key, column.source)
+            cells.append("" if found is None else f"{column.scale * found:.{column.digits}f}")
+        rows.append([*_settings(key, groups), *cells])
+    return _table(headings, sides + "r" * (len(headings) - len(sides)), rows)
 
 
 def layer_memory(path: Path = RESULTS / "vit-digits/layer_memory.json") -> str:
@@ -226,14 +238,12 @@ def read(path: Path) -> Any:
 
 def mean_spread(shares: list[float]) -> str:
     """Mean and sample standard deviation in percent."""
-    from diffusionblocks.report.statistics import mean_sd
-
     mean, sd = mean_sd(shares)
     return f"{100 * mean:.2f}" + (f" ± {100 * sd:.2f}" if len(shares) > 1 else "")
 
 
 def _states(sizes: dict[str, int]) -> int:
-    return sizes["weights"] + sizes["gradients"] + sizes["optimizer"]
+    return sum(sizes[kind] for kind in STATES)
 
 
 def _megabytes(size: int) -> str:
@@ -242,7 +252,17 @@ def _megabytes(size: int) -> str:
 
 def points(share: float) -> str:
     """A difference of shares in points of a percentage."""
-    return _number(100 * share, 2, "+")
+    return _difference(share, METRICS["accuracy"])
+
+
+def _difference(value: float, metric: Metric) -> str:
+    return _number(metric.scale * value, metric.digits, "+")
+
+
+def _mean_sd(found: list[float], scale: float, digits: int, sign: str = "") -> str:
+    """Mean and sample standard deviation; nothing where there is no value."""
+    mean, sd = mean_sd(found)
+    return f"{_number(scale * mean, digits, sign)} ± {_number(scale * sd, digits)}" if found else ""
 
 
 def _number(value: float, digits: int, sign: str = "") -> str:

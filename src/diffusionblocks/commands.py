@@ -156,6 +156,7 @@ def _guidance(text: str | None) -> float | tuple[float, ...] | None:
 def compare(arguments: argparse.Namespace) -> int:
     from diffusionblocks.compare import compare as make
     from diffusionblocks.comparison import Comparison
+    from diffusionblocks.report.metrics import metric_of
     from diffusionblocks.report.statistics import group
     from diffusionblocks.report.tables import compare_table, show
     from diffusionblocks.report.verdicts import depth, leads, savings
@@ -181,9 +182,9 @@ def compare(arguments: argparse.Namespace) -> int:
     except Interrupted:
         print(f"dblocks: stopped and saved in {folder}; the same command goes on", file=sys.stderr)
         return 130
-    groups = group(result["rows"])
-    print("\n".join([*leads(groups), depth(groups), *savings(groups)]))
-    show(compare_table(groups))
+    groups, metric = group(result["rows"]), metric_of(result)
+    print("\n".join([*leads(groups, metric), depth(groups, metric), *savings(groups)]))
+    show(compare_table(groups, metric))
     print(f"written: {folder / 'compare.json'}")
     _write_report(folder, comparison.split, None, None, arguments.device)
     return 0

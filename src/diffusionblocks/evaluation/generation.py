@@ -96,7 +96,7 @@ def evaluate_generator(
     if features is not None and options.samples < (needed := samples_needed(features.num_features)):
         raise InputError("samples", options.samples, f"at least {needed} for FID with these features", "generate more")
     labels = sample_classes(options.samples, range(blocks[0].num_classes))
-    real = None if features is None else features(_real_images(data, to_images))
+    real: Any = None if features is None else features(_real_images(data, to_images))
     sampling, shown = [], None
     for seed in options.seeds:
         images = to_images(_generated(model, labels, plan, seed, options.batch_size, request))

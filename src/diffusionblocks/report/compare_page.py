@@ -6,26 +6,17 @@ from typing import Any
 from markupsafe import Markup
 
 from diffusionblocks.compare import COMPARE_FILE
-from diffusionblocks.config import read_json
 from diffusionblocks.errors import InputError
 from diffusionblocks.memory import KINDS
 from diffusionblocks.report import figures
-from diffusionblocks.report.statistics import Key, group, values
-from diffusionblocks.report.verdicts import (
-    AGAINST,
-    METRIC,
-    Groups,
-    cards,
-    depth,
-    leads,
-    mean_bytes,
-    name_of,
-    runs,
-    savings,
-    table_row,
-    unit_of,
-)
-from diffusionblocks.training.run import CONFIG_FILE, load_config
+from diffusionblocks.report.columns import table_row
+from diffusionblocks.report.comparison import Stored, load_comparison, measured_with
+from diffusionblocks.report.groups import Groups, mean_bytes, name_of, runs, unit_of
+from diffusionblocks.report.run_parts import predicted_bytes, settings_of
+from diffusionblocks.report.sampled import denoising_of_methods, first_runs, grids
+from diffusionblocks.report.statistics import Key, values
+from diffusionblocks.report.verdicts import cards, depth, leads, savings
+from diffusionblocks.training.run import CONFIG_FILE
 
 
 def compare_page(folder: Path) -> dict[str, Any]:
@@ -34,34 +25,40 @@ def compare_page(folder: Path) -> dict[str, Any]:
     Raises:
         InputError: no rows, or rows without what the report shows, by name.
     """
-    stored = read_json(folder / COMPARE_FILE)
+    path = folder / COMPARE_FILE
+    stored = load_comparison(path)
+    content, metric, groups = stored.content, stored.metric, stored.groups
+    first = first_runs(stored, folder)
     try:
-        groups = group(stored["rows"])
-        if not groups:
-            raise InputError("rows", [], "at least one run", f"see {folder / COMPARE_FILE}")
-        found = cards(groups)
         return {
-            "title": f"{stored['recipe']}: blocks and controls",
-            "facts": f"{stored.get('split', 'test')} split; {runs(stored['rows'])} in each row of the table at most",
-            "headline": [*leads(groups), depth(groups)],
+            "title": f"{content['recipe']}: blocks and controls",
+            "facts": f"{stored.split} split; {runs(content['rows'])} in each row of the table at most",
+            "headline": [*leads(groups, metric), depth(groups, metric)],
             "savings": savings(groups),
-            "cards": found,
-            "words": ("budget", AGAINST),
-            "dots": figures.dots("dots", *_points(groups)),
+            "cards": cards(groups, metric),
+            "metric": metric,
+            "measured_with": measured_with(content),
+            "words": ("budget", metric.against),
+            "dots": figures.dots("dots", *_points(stored)),
+            "denoising": denoising_of_methods("denoising", first),
+            "grids": grids(stored, first),
             "memory": _memory(groups, folder),
-            "columns": list(table_row(next(iter(groups)), groups)),
-            "rows": [table_row(key, groups) for key in groups],
-            "unscored": [name_of(key) for key, rows in groups.items() if not values(rows, METRIC)],
-            "made": {name: stored[name] for name in ("command", "commit", "hardware", "versions")},
+            "columns": list(table_row(next(iter(groups)), groups, metric)),
+            "rows": [table_row(key, groups, metric) for key in groups],
+            "unscored": [name_of(key) for key, rows in groups.items() if not values(rows, metric.name)],
+            "made": {name: content[name] for name in ("command", "commit", "hardware", "versions")},
         }
     except (KeyError, TypeError) as error:
-        raise InputError("file", str(folder / COMPARE_FILE), f"what `dblocks compare` writes ({error})") from None
+        raise InputError("file", str(path), f"what `dblocks compare` writes ({error})") from None
 
 
-def _points(groups: Groups) -> tuple[dict[str, list[float]], str]:
-    scores = {key: values(rows, METRIC) for key, rows in groups.items()}
-    labels = {f"{name_of(key)}; {_budget(key)}": [100 * v for v in found] for key, found in scores.items() if found}
-    return labels, f"accuracy, % (a point per run, n ≤ {max(map(len, scores.values()))})"
+def _points(stored: Stored) -> tuple[dict[str, list[float]], str]:
+    metric = stored.metric
+    scores = {key: values(rows, metric.name) for key, rows in stored.groups.items()}
+    labels = {
+        f"{name_of(key)}; {_budget(key)}": [metric.scale * v for v in found] for key, found in scores.items() if found
+    }
+    return labels, f"{metric.heading} (a point per run, n ≤ {max(map(len, scores.values()))})"
 
 
 def _budget(key: Key) -> str:
@@ -72,23 +69,23 @@ def _memory(groups: Groups, folder: Path) -> Markup:
     """Measured memory of each method, and what is predicted where there is a run folder of it."""
     predicted, stacks = _predicted(folder), {}
     for key, rows in groups.items():
-        if name_of(key) not in stacks:  # a budget changes how long, not how much
-            stacks[name_of(key)] = mean_bytes(rows)
-            if name_of(key) in predicted:
-                stacks[f"{name_of(key)}, predicted"] = predicted[name_of(key)]
+        # A budget changes how long, not how much, and so does a variant.
+        name = name_of(key._replace(variant=""))
+        if name not in stacks:
+            stacks[name] = mean_bytes(rows)
+            if name in predicted:
+                stacks[f"{name}, predicted"] = predicted[name]
     return figures.memory_stacks("memory", stacks, unit_of(groups))
 
 
 def _predicted(folder: Path) -> dict[str, dict[str, float]]:
     """Predicted bytes by kind of every method that has a run folder, by its name."""
-    from diffusionblocks.planner import predict
-
     found = {}
     for path in sorted((folder / "runs").glob(f"*/{CONFIG_FILE}")):
-        config, settings = load_config(path.parent), read_json(path)
-        method = "blocks+trunk" if settings.get("trunk") else config.method
-        name = name_of(Key(method, config.preset, config.num_blocks, "", 0))
+        settings = settings_of(path.parent)
+        method = "blocks+trunk" if settings["trunk"] else settings["method"]
+        name = name_of(Key(method, settings["preset"], settings["num_blocks"], "", 0))
         if name not in found:
-            total = predict(config).total
+            total = predicted_bytes(path.parent)
             found[name] = {kind: total[kind] for kind in KINDS}
     return found

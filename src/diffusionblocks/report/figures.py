@@ -10,16 +10,18 @@ from matplotlib.axes import Axes
 from matplotlib.axis import Axis
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
-from diffusionblocks.block import edges_of, law_of, plan_of
+from diffusionblocks.block import edges_of, law_of
 from diffusionblocks.config import BlockwiseConfig
 from diffusionblocks.memory import KINDS
 from diffusionblocks.partition import noise_intervals, training_interval
 from diffusionblocks.report.drawing import DASHES, INK, MUTED, PAPER, SERIES, drawing
 
 
-def noise_law(name: str, config: BlockwiseConfig, num_sampling_steps: int | None = None) -> Markup:
-    """Density of the noise law over log sigma, the blocks' intervals with their overlap, and the plan's steps."""
-    law, plan = law_of(config), plan_of(config, num_sampling_steps)
+def noise_law(
+    name: str, config: BlockwiseConfig, levels: Sequence[float], level_name: str = "σ / target norm"
+) -> Markup:
+    """Density of the noise law over log sigma, the blocks' intervals with their overlap, and the levels of the plan."""
+    law = law_of(config)
     grid = np.linspace(math.log(law.cleanest), math.log(law.noisiest), 601)
     mass = law.cdf(torch.from_numpy(grid).exp()).numpy()
     middle, density = (grid[1:] + grid[:-1]) / 2, np.diff(mass) / np.diff(grid)
@@ -35,19 +37,20 @@ def noise_law(name: str, config: BlockwiseConfig, num_sampling_steps: int | None
             axes.plot([math.log(wide.lo), math.log(wide.hi)], [y, y], color=colour, linewidth=2, solid_capstyle="butt")
             axes.plot([math.log(core.lo), math.log(core.hi)], [y, y], color=colour, linewidth=7, solid_capstyle="butt")
         axes.plot(middle, density, color=INK, linewidth=1.5)
-        steps = [math.log(step.sigma) for step in plan.steps]
+        steps = [math.log(level) for level in levels]
         axes.plot(steps, [0] * len(steps), "v", color=INK, markersize=8, markeredgecolor=PAPER, clip_on=False, zorder=5)
         axes.axhline(0, color=MUTED, linewidth=1)
-        ticks = [s for s in (0.001, 0.01, 0.1, 1.0, 10.0, 100.0) if law.cleanest <= s <= law.noisiest]
+        ticks = _powers(law.cleanest, law.noisiest)
         axes.xaxis.set_major_locator(FixedLocator([math.log(s) for s in ticks]))
         axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{math.exp(x):g}"))
         above = [tick for tick in axes.get_yticks() if 0 <= tick <= 1.1 * height]
-        below = {-(k + 1) * row_height: f"block {k}" for k in range(rows)}
+        below = {-(k + 1) * row_height: f"block {k}" if rows > 1 else "network" for k in range(rows)}
         axes.set_yticks([*above, *below], [*(f"{tick:g}" for tick in above), *below.values()])
         axes.set_ylim(-(rows + 0.8) * row_height, 1.08 * height)
-        axes.set(xlabel="noise level σ / target norm, log scale", ylabel="density of ln σ")
+        axes.set(xlabel=f"noise level {level_name}, log scale", ylabel="density of ln σ")
         edges = ", ".join(f"{edge:.3g}" for edge in edges_of(config))
-        return d.svg(f"Density of the noise law over log sigma, cut into {rows} blocks at sigma {edges}")
+        cut = f"cut into {rows} blocks at sigma" if rows > 1 else "for one network from sigma"
+        return d.svg(f"Density of the noise law over log sigma, {cut} {edges}")
 
 
 def losses(name: str, curves: Mapping[str, tuple[Sequence[int], Sequence[float]]], unit: str) -> Markup:
@@ -63,6 +66,32 @@ def losses(name: str, curves: Mapping[str, tuple[Sequence[int], Sequence[float]]
             d.axes.legend(ncols=2 if len(curves) > 3 else 1)
         ends = "; ".join(f"{label} ends at {loss[-1]:.3g}" for label, (_, loss) in curves.items())
         return d.svg(f"Training loss in {unit} over updates: {ends}")
+
+
+def denoising(name: str, curves: Mapping[str, Sequence[tuple[float, float]]], edges: Sequence[float] = ()) -> Markup:
+    """Weighted denoising error over the noise level, a line per label, with the inner edges of the blocks."""
+    levels = [sigma for curve in curves.values() for sigma, _ in curve]
+    with drawing(name, 240 + 19 * (len(curves) if len(curves) > 1 else 0)) as d:
+        axes = d.axes
+        for edge in edges[1:-1]:
+            axes.axvline(edge, color=MUTED, linewidth=1, linestyle=DASHES[2], zorder=1)
+        for k, (label, curve) in enumerate(curves.items()):
+            colour, dash = SERIES[k % len(SERIES)], DASHES[k % len(DASHES)]
+            axes.plot(*zip(*curve, strict=True), color=colour, linestyle=dash, marker="o", markersize=4, label=label)
+        axes.set_xscale("log")
+        axes.xaxis.set_major_locator(FixedLocator(_powers(min(levels), max(levels))))
+        axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:g}"))
+        axes.xaxis.set_minor_locator(NullLocator())
+        axes.set_ylim(0, 1.05 * max(error for curve in curves.values() for _, error in curve))
+        axes.set(xlabel="noise level σ, log scale", ylabel="weighted denoising error")
+        if len(curves) > 1:
+            d.figure.legend(loc="outside upper left", ncols=1)
+        ends = "; ".join(
+            f"{label} {curve[0][1]:.3g} at sigma {curve[0][0]:.3g}, {curve[-1][1]:.3g} at {curve[-1][0]:.3g}"
+            for label, curve in curves.items()
+        )
+        inner = ", ".join(f"{edge:.3g}" for edge in edges[1:-1])
+        return d.svg(f"Weighted denoising error over sigma: {ends}{f'; edges of blocks at {inner}' if inner else ''}")
 
 
 def chain(name: str, after: Sequence[float], alone: Sequence[float], average: float, n: int) -> Markup:
@@ -173,6 +202,11 @@ def dots(name: str, groups: Mapping[str, Sequence[float]], axis_label: str) -> M
         d.axes.set(xlabel=axis_label)
         means = "; ".join(f"{label} mean {np.mean(values):.4g} over {len(values)}" for label, values in groups.items())
         return d.svg(f"{axis_label}: {means}")
+
+
+def _powers(lowest: float, highest: float) -> list[float]:
+    """Noise levels to write on a logarithmic axis."""
+    return [level for level in (0.001, 0.01, 0.1, 1.0, 10.0, 100.0) if lowest <= level <= highest]
 
 
 def _blocks(axis: Axis, count: int) -> None:

@@ -1,7 +1,5 @@
-"""What the report of a run says: its headline, its figures, its samples and how to do it again."""
+"""What the report of a run of classifiers says: its headline, its figures, its samples and how to do it again."""
 
-import json
-import re
 import shlex
 from pathlib import Path
 from typing import Any
@@ -9,18 +7,21 @@ from typing import Any
 from markupsafe import Markup
 from torch import nn
 
+from diffusionblocks.block import plan_of
 from diffusionblocks.config import read_json
 from diffusionblocks.data.images import ImageSet
-from diffusionblocks.memory import KINDS
 from diffusionblocks.model import BlockwiseModel
-from diffusionblocks.provenance import provenance
 from diffusionblocks.recipes import resolve
 from diffusionblocks.report import figures
+from diffusionblocks.report.run_parts import facts, loss_figure, made, memory_section, method_name
 from diffusionblocks.report.samples import FEW, choose_samples
-from diffusionblocks.report.text import byte_unit, memory_total, percent, points, signed, wilson
-from diffusionblocks.run_config import AnyRun
-from diffusionblocks.training.progress import METRICS
-from diffusionblocks.training.run import PROVENANCE_FILE, load_config, load_trained
+from diffusionblocks.report.text import percent, points, signed, wilson
+from diffusionblocks.training.run import load_config, load_trained
+
+LAW_WORDS = (
+    "Each block trains alone inside its own interval of noise levels: the thick bar, widened by the overlap to the "
+    "thin one. Triangles mark the levels at which the chain runs."
+)
 
 
 def run_page(run_dir: Path, split: str, images: ImageSet, prefix: str = "", device: str = "cpu") -> dict[str, Any]:
@@ -38,48 +39,35 @@ def run_page(run_dir: Path, split: str, images: ImageSet, prefix: str = "", devi
     """
     config, result = load_config(run_dir), read_json(run_dir / f"eval-{split}.json")
     model, _ = load_trained(run_dir, config)
-    is_blocks, n = isinstance(model, BlockwiseModel), result["images"]
+    weighted = isinstance(model, BlockwiseModel) and config.weight != "none"
+    is_blocks, n, settings = isinstance(model, BlockwiseModel), result["images"], config.model_dump()
     return {
         "prefix": prefix,
-        "title": f"{config.recipe}: {method_name(config)}",
-        "facts": _facts(config, result, split),
+        "title": f"{config.recipe}: {method_name(settings)}",
+        "facts": facts(settings, result, split),
         "headline": _headline(result, n, split),
         "tiles": _tiles(result, n),
+        "of_blocks": is_blocks,
         "law": _law(model, result, f"{prefix}law"),
-        "plan": result.get("plan"),
-        "losses": _losses(run_dir, f"{prefix}loss", is_blocks and config.weight != "none"),
+        "law_words": f"{LAW_WORDS} Plan: {result.get('plan')}.",
+        "losses": loss_figure(run_dir, f"{prefix}loss", "nats, EDM-weighted" if weighted else "nats"),
+        "denoising": None,
         "chain": _chain(result, n, f"{prefix}chain") if is_blocks else None,
         "oracle": _oracle(result, n, f"{prefix}oracle") if is_blocks else None,
         "blocks": [_block_row(row) for row in result.get("blocks", [])],
         "n": n,
         "split": split,
-        "memory": _memory(run_dir, config, f"{prefix}memory"),
+        "memory": memory_section(run_dir, f"{prefix}memory"),
+        "grids": [],
         "samples": choose_samples(model.to(device), images, result),
         "few": FEW,
         "size": config.image_size,
         "channels": "grey" if config.num_channels == 1 else "RGB",
         "start": _start_words(result) if is_blocks else "",
-        "settings": config.model_dump(),
+        "settings": settings,
         "commands": _commands(run_dir, config, result, split),
-        "made": _made(run_dir),
+        "made": made(run_dir),
     }
-
-
-def method_name(config: AnyRun) -> str:
-    """The method with its number of blocks, and the preset where it is not ours."""
-    name = f"{config.num_blocks} blocks" if config.method == "blocks" else config.method
-    name += " after a trunk" if config.method == "blocks" and config.trunk else ""
-    return f"{name}, paper preset" if config.preset == "paper" else name
-
-
-def _facts(config: AnyRun, result: dict[str, Any], split: str) -> str:
-    updates = sorted(set(result["updates"].values()))
-    each = " each" if len(result["updates"]) > 1 else ""
-    return (
-        f"{config.dataset}, {result['images']:,} {split} images; one seed ({config.seed}); "
-        f"{' to '.join(f'{u:,}' for u in (updates[0], updates[-1])[: len(updates)])} updates{each} "
-        f"of {config.batch_size} samples; {config.num_layers} layers of width {config.hidden_size}"
-    )
 
 
 def _headline(result: dict[str, Any], n: int, split: str) -> list[str]:
@@ -136,28 +124,11 @@ def _start_words(result: dict[str, Any]) -> str:
     return f"one chain from {start}, {result['num_sampling_steps']} steps"
 
 
-def _unit_files(run_dir: Path, name: str) -> dict[str, Path]:
-    """A file of every unit that has it, by the unit's name ("block 0", "network"), in order of their numbers."""
-    paths = [path for path in run_dir.glob(f"*/{name}") if path.parent.name != "model"]
-    paths.sort(key=lambda path: [int(part) if part.isdigit() else 0 for part in re.split(r"\D+", path.parent.name)])
-    return {path.parent.name.replace("-", " "): path for path in paths}
-
-
 def _law(model: nn.Module, result: dict[str, Any], name: str) -> Markup | None:
-    return (
-        figures.noise_law(name, model.config, result["num_sampling_steps"])
-        if isinstance(model, BlockwiseModel)
-        else None
-    )
-
-
-def _losses(run_dir: Path, name: str, weighted: bool) -> Markup | None:
-    curves = {}
-    for unit, path in _unit_files(run_dir, METRICS).items():
-        rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
-        curves[unit] = [row["update"] for row in rows], [row["loss"] for row in rows]
-    curves = {unit: curve for unit, curve in curves.items() if curve[0]}
-    return figures.losses(name, curves, "nats, EDM-weighted" if weighted else "nats") if curves else None
+    if not isinstance(model, BlockwiseModel):
+        return None
+    steps = plan_of(model.config, result["num_sampling_steps"]).steps
+    return figures.noise_law(name, model.config, [step.sigma for step in steps])
 
 
 def _chain(result: dict[str, Any], n: int, name: str) -> Markup:
@@ -186,33 +157,7 @@ def _block_row(row: dict[str, Any]) -> dict[str, str]:
     }
 
 
-def _memory(run_dir: Path, config: AnyRun, name: str) -> dict[str, Any] | None:
-    """Measured memory of the unit that needs most, beside what is predicted for it."""
-    from diffusionblocks.planner import predict
-
-    measured = {unit: read_json(path)["total"] for unit, path in _unit_files(run_dir, "memory.json").items()}
-    if not measured:
-        return None
-    unit = max(measured, key=lambda key: memory_total(measured[key]))
-    found, predicted = measured[unit], predict(config).total
-    names = byte_unit(max(found[kind] for kind in KINDS))
-    return {
-        "unit": unit,
-        "figure": figures.memory_pair(name, found, predicted, names),
-        "peaks": [sizes["peak_total"] / names[1] for sizes in (found, predicted)],
-        "bytes": names[0],
-        "batch": config.batch_size,
-    }
-
-
-def _made(run_dir: Path) -> dict[str, Any]:
-    """What trained the run, as far as its folder says, and what wrote the report."""
-    made = {"This report was written by": provenance()}
-    started = run_dir / PROVENANCE_FILE
-    return {"The run was started by": read_json(started), **made} if started.exists() else made
-
-
-def _commands(run_dir: Path, config: AnyRun, result: dict[str, Any], split: str) -> list[str]:
+def _commands(run_dir: Path, config: Any, result: dict[str, Any], split: str) -> list[str]:
     """The commands that train and score this run: the recipe, and every setting that differs from it."""
     train = ["dblocks", "train", config.recipe, "--run", str(run_dir)]
     plain = resolve(config.recipe)

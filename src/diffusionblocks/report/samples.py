@@ -1,6 +1,5 @@
 """A few images of a split with what the network answers after each block of its chain."""
 
-import base64
 import io
 import math
 from collections.abc import Iterator
@@ -16,6 +15,7 @@ from diffusionblocks.data.images import ImageSet, to_float
 from diffusionblocks.families.vit import chain, log_probs
 from diffusionblocks.model import BlockwiseModel
 from diffusionblocks.randomness import keyed_generator
+from diffusionblocks.report.sampled import png_uri
 from diffusionblocks.sampling import initial_state
 
 FEW = 6
@@ -99,4 +99,4 @@ def _data_uri(image: Tensor) -> str:
     pixels = image.permute(1, 2, 0).squeeze(-1).numpy()
     out = io.BytesIO()
     Image.fromarray(pixels).save(out, format="PNG", optimize=True)
-    return "data:image/png;base64," + base64.b64encode(out.getvalue()).decode("ascii")
+    return png_uri(out.getvalue())

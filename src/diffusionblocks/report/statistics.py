@@ -1,6 +1,7 @@
 """Statistics of compared runs: rows of the same settings, means over seeds, differences paired by seed.
 
-A row is one trained and scored run: {"method", "preset", "num_blocks", "seed", "budget", "updates", "metrics": {...}}.
+A row is one trained and scored run: {"method", "preset", "num_blocks", "seed", "budget", "updates", "metrics": {...}},
+with "fold" and "variant" where there are several.
 """
 
 import math
@@ -16,13 +17,17 @@ Row = Mapping[str, Any]
 
 
 class Key(NamedTuple):
-    """What the rows of one group have in common; they differ in their seed (and fold) alone."""
+    """What the rows of one group have in common; they differ in their seed (and fold) alone.
+
+    The variant says in words what is unlike the other rows of the method, in training or in sampling; "" is neither.
+    """
 
     method: str
     preset: str
     num_blocks: int
     budget: str
     updates: int
+    variant: str = ""
 
 
 class Difference(NamedTuple):
@@ -38,7 +43,8 @@ def group(rows: Iterable[Row]) -> dict[Key, list[Row]]:
     """Rows by their settings, in the order in which the settings first come."""
     groups: dict[Key, list[Row]] = {}
     for row in rows:
-        groups.setdefault(Key(*(row[name] for name in Key._fields)), []).append(row)
+        key = Key(*(row[name] for name in Key._fields if name != "variant"), variant=row.get("variant", ""))
+        groups.setdefault(key, []).append(row)
     return groups
 
 
@@ -68,9 +74,11 @@ def paired_difference(rows_a: Sequence[Row], rows_b: Sequence[Row], metric: str)
     return Difference(mean, mean - half, mean + half, n)
 
 
-def beats(rows_a: Sequence[Row], rows_b: Sequence[Row], metric: str = "accuracy") -> bool:
-    """Whether a exceeds b by more than two standard errors of the paired difference; never from a single pair."""
-    differences = _differences(rows_a, rows_b, metric)
+def beats(
+    rows_a: Sequence[Row], rows_b: Sequence[Row], metric: str = "accuracy", lower_is_better: bool = False
+) -> bool:
+    """Whether a is better than b by more than two standard errors of the paired difference; never from one pair."""
+    differences = _differences(*((rows_b, rows_a) if lower_is_better else (rows_a, rows_b)), metric)
     mean, sd = mean_sd(differences)
     return len(differences) > 1 and mean > 2 * sd / math.sqrt(len(differences))
 

@@ -8,7 +8,9 @@ from rich.table import Table
 
 from diffusionblocks.memory import MemoryReport
 from diffusionblocks.planner import PlanRow, precision_here
-from diffusionblocks.report.verdicts import Groups, table_row
+from diffusionblocks.report.columns import table_row, terminal_columns
+from diffusionblocks.report.groups import Groups
+from diffusionblocks.report.metrics import METRICS, Metric
 from diffusionblocks.run_config import AnyRun
 
 
@@ -124,11 +126,11 @@ def denoising_table(result: dict[str, Any]) -> Table:
     return table
 
 
-def compare_table(groups: Groups) -> Table:
+def compare_table(groups: Groups, metric: Metric = METRICS["accuracy"]) -> Table:
     """The rows of a comparison: score, spread, difference to end to end, memory by kind, time."""
-    rows = [table_row(key, groups) for key in groups]
+    rows = [table_row(key, groups, metric) for key in groups]
     table = Table(title="means over n runs; memory is that of one update of the largest unit, each kind's own maximum")
-    columns = [column for column in rows[0] if column != "cross-entropy, nats" and not column.startswith("sum")]
+    columns = terminal_columns(rows[0], metric)
     for column in columns:
         table.add_column(column.replace(", ", "\n"), justify="left" if column in ("method", "budget") else "right")
     for row in rows:

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 
 from scipy.stats import binomtest
 
+from diffusionblocks.report.metrics import Metric
 from diffusionblocks.report.statistics import Difference
 
 ONE_SEED = "one seed: no interval"
@@ -26,24 +27,43 @@ def wilson(share: float, n: int) -> str:
     return f"{100 * interval.low:.1f} to {100 * interval.high:.1f}%"
 
 
-def difference(d: Difference, scale: float, unit: str) -> str:
+def difference(d: Difference, metric: Metric) -> str:
     """A paired difference with its interval and n, or why there is none."""
     if d.n == 0:
         return "no seed in common"
-    mean = f"{signed(scale * d.mean)} {unit}"
-    if math.isnan(d.low):
-        return f"{mean} ({ONE_SEED})"
-    return f"{mean} (95% interval {signed(scale * d.low)} to {signed(scale * d.high)}, n = {d.n})"
+    mean, low, high = (signed(metric.scale * value, metric.digits) for value in (d.mean, d.low, d.high))
+    mean = f"{mean} {metric.difference_unit}".rstrip()
+    return f"{mean} ({ONE_SEED})" if math.isnan(d.low) else f"{mean} (95% interval {low} to {high}, n = {d.n})"
 
 
-def brief_difference(d: Difference, scale: float) -> str:
+def brief_difference(d: Difference, metric: Metric) -> str:
     """The same for a cell of a table, whose column has the unit."""
     if d.n == 0:
         return "no seed in common"
-    mean = signed(scale * d.mean)
-    if math.isnan(d.low):
-        return f"{mean} ({ONE_SEED})"
-    return f"{mean} [{signed(scale * d.low)}, {signed(scale * d.high)}], n = {d.n}"
+    mean, low, high = (signed(metric.scale * value, metric.digits) for value in (d.mean, d.low, d.high))
+    return f"{mean} ({ONE_SEED})" if math.isnan(d.low) else f"{mean} [{low}, {high}], n = {d.n}"
+
+
+def measured(mean: float, sd: float, n: int, runs: str, metric: Metric) -> str:
+    """A mean with its unit and its spread; `runs` says in words what the n values are."""
+    value = f"{metric.scale * mean:.{metric.digits}f}".replace("-", "−")
+    value += metric.unit if metric.unit == "%" else f" {metric.unit}".rstrip()
+    return f"{value} ({_spread(metric.scale * sd, metric.digits, metric.difference_unit, n, runs)})"
+
+
+def points_with_spread(gain: float, sd: float, n: int, runs: str) -> str:
+    """A mean gain of shares in points, with its spread."""
+    value = f"{100 * gain:+.2f}".replace("-", "−")
+    return f"{value} points ({_spread(100 * sd, 2, 'points', n, runs)})"
+
+
+def _spread(sd: float, digits: int, unit: str, n: int, runs: str) -> str:
+    return ONE_SEED if n < 2 else f"{f'sd {sd:.{digits}f} {unit}'.rstrip()}, n = {runs}"
+
+
+def named(value: str, metric: Metric) -> str:
+    """With the metric's label before a value whose unit does not tell what it is."""
+    return value if metric.unit else f"{metric.label} {value}"
 
 
 def number(value: float, digits: int) -> str:
@@ -64,7 +84,7 @@ def memory_total(sizes: Mapping[str, float]) -> float:
     return sum(size for kind, size in sizes.items() if kind != "peak_total")
 
 
-def signed(value: float) -> str:
-    """Two decimals with a sign, a true minus, and no negative zero."""
-    text = f"{value:+.2f}"
-    return "0.00" if float(text) == 0 else text.replace("-", "−")
+def signed(value: float, digits: int = 2) -> str:
+    """So many decimals with a sign, a true minus, and no negative zero."""
+    text = f"{value:+.{digits}f}"
+    return f"{0:.{digits}f}" if float(text) == 0 else text.replace("-", "−")

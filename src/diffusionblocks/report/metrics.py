@@ -1,0 +1,146 @@
+"""What a comparison is about: its metric, with unit and direction, and what else a method's row shows beside it."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from diffusionblocks.errors import InputError
+
+
+@dataclass(frozen=True)
+class Column:
+    """A further column of the table.
+
+    Attributes:
+        heading: its name with its unit.
+        source: what it shows: a name in a row's "metrics", or in the row itself for a ratio.
+        scale: what the value is multiplied with.
+        digits: decimals.
+        of_blocks: only blocks have it.
+        page_only: it is left out in the terminal, where there is little room.
+    """
+
+    heading: str
+    source: str
+    scale: float = 1
+    digits: int = 2
+    of_blocks: bool = False
+    page_only: bool = False
+
+
+@dataclass(frozen=True)
+class Metric:
+    """What methods are compared by.
+
+    Attributes:
+        name: its name in a row's "metrics".
+        label: what the reader calls it.
+        unit: its unit, or "".
+        scale: what a stored value is multiplied with to have this unit.
+        digits: decimals.
+        lower_is_better: its direction.
+        columns: further values of a row's "metrics".
+        ratios: values of a row that are shown as a ratio to end to end's.
+        note: what has to be said of the rows, in sentences.
+    """
+
+    name: str
+    label: str
+    unit: str
+    scale: float
+    digits: int
+    lower_is_better: bool
+    columns: tuple[Column, ...]
+    ratios: tuple[Column, ...] = ()
+    note: str = ""
+
+    @property
+    def title(self) -> str:
+        """The label as a heading begins."""
+        return self.label[:1].upper() + self.label[1:]
+
+    @property
+    def difference_unit(self) -> str:
+        """The unit of a difference: percentages differ by points."""
+        return "points" if self.unit == "%" else self.unit
+
+    @property
+    def heading(self) -> str:
+        return _heading(self.label, self.unit)
+
+    @property
+    def spread(self) -> str:
+        """Heading of the standard deviation."""
+        return _heading("sd", self.difference_unit)
+
+    @property
+    def against(self) -> str:
+        """Heading of the difference to end to end."""
+        return _heading("minus end to end", self.difference_unit)
+
+    @property
+    def direction(self) -> str:
+        """What to add where a reader may take a lower value for a worse one."""
+        return "; lower is better" if self.lower_is_better else ""
+
+    @property
+    def has_chain(self) -> bool:
+        """Whether blocks have a chain whose gain over the first of them is known."""
+        return any(column.of_blocks for column in self.columns)
+
+
+METRICS = {
+    "accuracy": Metric(
+        "accuracy",
+        "accuracy",
+        "%",
+        scale=100,
+        digits=2,
+        lower_is_better=False,
+        columns=(
+            Column("cross-entropy, nats", "cross_entropy", digits=4, page_only=True),
+            Column("block 0, %", "block0_accuracy", 100, of_blocks=True),
+            Column("chain gain, points", "chain_gain", 100, of_blocks=True),
+            Column("average, %", "average_accuracy", 100, of_blocks=True),
+        ),
+        note="The accuracy of blocks is that of the preset's answer: the average of the blocks at z = 0 in the default "
+        "preset, the chain's last in the paper's; the chain's gain is shown for both.",
+    ),
+    "fid": Metric(
+        "fid",
+        "FID",
+        "",
+        scale=1,
+        digits=2,
+        lower_is_better=True,
+        columns=(
+            Column("KID", "kid", digits=4),
+            Column("precision", "precision", digits=3),
+            Column("recall", "recall", digits=3),
+            Column("denoising error", "denoising_error", digits=4),
+            Column("se over sampling seeds", "fid_se", page_only=True),
+        ),
+        ratios=(
+            Column("FLOPs of a denoising step, ratio", "flops_per_step", digits=3),
+            Column("images/s when sampling, ratio", "images_per_second"),
+        ),
+        note="A lower FID is better. There is no ensemble of shallow networks among the controls: an ensemble averages "
+        "answers, and denoisers of images averaged at every step are another model. Ratios are to end to end.",
+    ),
+}
+
+
+def metric_of(stored: Mapping[str, Any]) -> Metric:
+    """The metric of what `dblocks compare` stores; accuracy where none is named.
+
+    Raises:
+        InputError: a metric that this version does not know.
+    """
+    name = stored.get("metric", "accuracy")
+    if name not in METRICS:
+        raise InputError("metric", name, f"one of {', '.join(METRICS)}")
+    return METRICS[name]
+
+
+def _heading(text: str, unit: str) -> str:
+    return f"{text}, {unit}" if unit else text

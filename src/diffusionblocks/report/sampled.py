@@ -1,0 +1,117 @@
+"""What generating runs leave beside their scores: pictures of samples, and the error of the denoiser by noise level."""
+
+import base64
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from markupsafe import Markup
+
+from diffusionblocks.block import edges_of
+from diffusionblocks.config import BlockwiseConfig, read_json, validate
+from diffusionblocks.report import figures
+from diffusionblocks.report.comparison import Stored
+from diffusionblocks.report.groups import name_of
+from diffusionblocks.report.run_parts import settings_of
+from diffusionblocks.report.statistics import Key, Row
+
+_OF_NOISE = ("num_blocks", "p_mean", "p_std", "sigma_min", "sigma_max", "cut", "gamma")
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A PNG as a data URI, with what stands below it."""
+
+    image: str
+    caption: str
+
+
+@dataclass(frozen=True)
+class FirstRun:
+    """The run folder of the first seed of a group."""
+
+    key: Key
+    row: Row
+    run_dir: Path
+    result: dict[str, Any]
+
+
+def noise_of(settings: dict[str, Any]) -> BlockwiseConfig:
+    """The part of a run's settings that says where noise is; a control has the whole range in one block."""
+    known = {name: settings[name] for name in _OF_NOISE}
+    if settings["method"] != "blocks":
+        known["num_blocks"] = 1
+    return validate(BlockwiseConfig, known)
+
+
+def first_runs(stored: Stored, folder: Path) -> list[FirstRun]:
+    """The run of the first seed of every group whose folder is there.
+
+    Rows do not name their folders, so a folder belongs to the row of its method, its seed and its very score.
+    """
+    name, found = stored.metric.name, []
+    scored = [(path.parent, read_json(path)) for path in sorted((folder / "runs").glob(f"*/eval-{stored.split}.json"))]
+    for key, rows in stored.groups.items():
+        row = min(rows, key=lambda row: (row["seed"], row.get("fold", 0)))
+        wanted = key.method.removesuffix("+trunk"), row["seed"], row["metrics"].get(name)
+        for run_dir, result in scored:
+            settings = settings_of(run_dir)
+            if wanted == (settings["method"], settings["seed"], result.get(name, "none")):
+                found.append(FirstRun(key, row, run_dir, result))
+                break
+    return found
+
+
+def grids(stored: Stored, runs: list[FirstRun]) -> list[Picture]:
+    """Pictures of the samples of every group's first seed, each with the score of what it shows."""
+    found, metric = [], stored.metric
+    for run in runs:
+        for variant, image in pictures_of(run.run_dir, stored.split):
+            key = run.key._replace(variant=", ".join(filter(None, (run.key.variant, variant))))
+            same = [row for row in stored.groups.get(key, ()) if row["seed"] == run.row["seed"]]
+            score = (
+                f": {metric.label} {metric.scale * same[0]['metrics'][metric.name]:.{metric.digits}f}" if same else ""
+            )
+            name = f"{name_of(key)}; {key.updates:,} updates, seed {run.row['seed']}"
+            found.append(Picture(image, f"{name}{score}"))
+    return found
+
+
+def pictures_of(run_dir: Path, split: str) -> Iterator[tuple[str, str]]:
+    """eval-SPLIT.png and eval-SPLIT-VARIANT.png as data URIs, each with its variant in words ("guidance 2")."""
+    stem = f"eval-{split}"
+    for path in sorted(run_dir.glob(f"{stem}*.png"), key=lambda path: path.stem):
+        yield path.stem.removeprefix(stem).replace("-", " ").strip(), png_uri(path.read_bytes())
+
+
+def png_uri(data: bytes) -> str:
+    """A PNG inside a data URI."""
+    return "data:image/png;base64," + base64.b64encode(data).decode("ascii")
+
+
+def denoising_of_methods(name: str, runs: list[FirstRun]) -> Markup | None:
+    """Error over noise level, a line per method at equal layer evaluations, with the edges of the blocks."""
+    curves, edges = {}, tuple[float, ...]()
+    for run in runs:
+        key = run.key
+        if key.variant or key.budget != "layer-evaluations" or "denoising" not in run.result:
+            continue
+        curves[f"{name_of(key)}; {key.updates:,} updates"] = _curve(run.result["denoising"])
+        if key.method == "blocks" and not edges:
+            edges = edges_of(noise_of(settings_of(run.run_dir)))
+    return figures.denoising(name, curves, edges) if curves else None
+
+
+def denoising_of_run(name: str, result: dict[str, Any], config: BlockwiseConfig) -> Markup | None:
+    """Error over noise level, a line per block."""
+    rows, is_cut = result.get("denoising", []), config.num_blocks > 1
+    labels = [f"block {k}" for k in sorted({row["block"] for row in rows})] if is_cut else ["network"]
+    curves = {
+        label: _curve([row for row in rows if not is_cut or f"block {row['block']}" == label]) for label in labels
+    }
+    return figures.denoising(name, curves, edges_of(config)) if rows else None
+
+
+def _curve(rows: list[dict[str, Any]]) -> list[tuple[float, float]]:
+    return sorted((row["sigma"], row["error"]) for row in rows)
