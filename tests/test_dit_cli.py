@@ -127,6 +127,22 @@ def test_what_a_run_does_not_have_is_refused(digits, tmp_path, capsys):
     assert "block-1" in refused(capsys, ["sample", str(tmp_path / "half")])
 
 
+def test_the_plan_of_a_trained_run_can_change_and_its_training_cannot(digits, tmp_path, capsys):
+    run = tmp_path / "copy"
+    shutil.copytree(digits, run)
+    again = [*TINY, "--num-sampling-steps", "7", "--sampler", "euler", "--guidance", "2", "--allotment", "even"]
+    assert main(["train", "dit-digits", "--run", str(run), *again]) == 0
+    before, after = (BlockwiseModel.from_pretrained(path / "model") for path in (digits, run))
+    assert (before.config.num_sampling_steps, after.config.num_sampling_steps) == (4, 7)
+    assert after.plan.blocks() == (0, 0, 0, 0, 1, 1, 1)
+    assert all(torch.equal(p, q) for p, q in zip(before.parameters(), after.parameters(), strict=True))
+    assert "gamma=0.1" in refused(capsys, ["train", "dit-digits", "--run", str(run), *again, "--gamma", "0.1"])
+    drawn = [*TINY, "--plan-draws", "0.5", "--run", str(tmp_path / "drawn")]
+    assert main(["train", "dit-digits", *drawn]) == 0
+    assert "num_sampling_steps=7" in refused(capsys, ["train", "dit-digits", *drawn, "--num-sampling-steps", "7"])
+    assert main(["train", "dit-digits", *drawn, "--sampler", "euler"]) == 0
+
+
 def test_other_data_in_the_same_run_are_refused(digits, tmp_path, capsys):
     copy = tmp_path / "copy"
     shutil.copytree(digits, copy)

@@ -17,7 +17,7 @@ from mkdocs.config import load_config
 
 import diffusionblocks
 from diffusionblocks.cli import _parser
-from diffusionblocks.run_config import VitRun
+from diffusionblocks.run_config import DitRun, VitRun
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
@@ -152,7 +152,7 @@ def test_the_command_line_reference_has_every_command_and_setting(site, built):
     (commands,) = [a for a in _parser()._actions if hasattr(a, "_choices_actions")]
     for name in commands.choices:
         assert f"dblocks {name}" in text
-    for name in VitRun.model_fields:
+    for name in VitRun.model_fields | DitRun.model_fields:
         if name not in ("recipe", "family", "format_version"):
             assert f"--{name.replace('_', '-')} X" in text
 
@@ -163,5 +163,5 @@ def test_the_python_reference_documents_every_public_name(site, built):
         path = f"diffusionblocks.{diffusionblocks._HOME[name]}.{name}"
         assert path in links.ids
     assert "Raises:" in text
-    for config in (diffusionblocks.BlockwiseConfig, diffusionblocks.TrainingConfig):
+    for config in (diffusionblocks.VitConfig, diffusionblocks.DitConfig, diffusionblocks.TrainingConfig):
         assert all(f"<code>{name}</code>" in text for name in config.model_fields)

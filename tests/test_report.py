@@ -18,7 +18,7 @@ from PIL import Image
 from report_folders import PREDICTED, ROWS, compare, foresee, row, train
 from scipy import stats
 
-from diffusionblocks import cli
+from diffusionblocks import cli, commands
 from diffusionblocks.block import edges_of
 from diffusionblocks.cli import main
 from diffusionblocks.data.images import to_float
@@ -177,7 +177,7 @@ def test_the_commands_of_the_page_give_the_same_settings(tmp_path):
     result = {"blocks": [], "start": "zero", "num_sampling_steps": 6, "chains": 1, "decoding": "average"}
     run, score, report = (shlex.split(line) for line in _commands(tmp_path / "a run", config, result, "validation"))
     arguments = cli._parser().parse_args(run[1:])
-    assert resolve(arguments.recipe, None, cli._settings(arguments)) == config
+    assert resolve(arguments.recipe, None, commands.settings_of(arguments)) == config
     assert arguments.run == str(tmp_path / "a run")
     arguments = cli._parser().parse_args(score[1:])
     found = arguments.start, arguments.num_sampling_steps, arguments.chains, arguments.decoding, arguments.split

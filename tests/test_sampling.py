@@ -175,6 +175,29 @@ def test_heuns_corrector_runs_the_block_of_its_step_even_at_the_edge():
     assert recorder.calls == list(itertools.chain(*corrected))[:-1]
 
 
+@pytest.mark.parametrize("spacing", ["karras", "log", "mass"])
+@pytest.mark.parametrize(("num_blocks", "steps"), [(1, 5), (3, 3), (3, 20), (3, 50), (6, 6), (6, 20)])
+def test_steps_by_range_are_those_of_one_grid_and_at_least_one(num_blocks, steps, spacing):
+    law = LogNormal()
+    edges = noise_edges(law, num_blocks)
+    plan = SamplingPlan.build(law, edges, steps, spacing, "range")
+    whole = [step.sigma for step in SamplingPlan.build(law, (80.0, 0.002), steps, spacing).steps]
+    found = [plan.blocks().count(block) for block in range(num_blocks)]
+    wanted = [sum(hi >= sigma > lo for sigma in whole) for hi, lo in itertools.pairwise(edges)]
+    assert sum(found) == steps
+    assert min(found) >= 1
+    if min(wanted) >= 1:
+        assert found == wanted
+    assert list(plan.blocks()) == sorted(plan.blocks())
+
+
+def test_edms_grid_at_three_blocks():
+    """Karras et al. 2022 with 50 steps: 33, 4 and 13 levels, their last being sigma_min itself; ours ends before it."""
+    law = LogNormal()
+    plan = SamplingPlan.build(law, noise_edges(law, 3), 50, "karras", "range")
+    assert [plan.blocks().count(block) for block in range(3)] == [34, 4, 12]
+
+
 def test_the_trajectory_yields_every_step_and_ends_in_the_sample():
     plan, z = build(2, 5), torch.randn(3, 4, generator=generator())
     denoisers = [lambda z, sigma: 0.5 * z, lambda z, sigma: 0.25 * z]

@@ -233,7 +233,7 @@ def edges_of(config: BlockwiseConfig) -> tuple[float, ...]:
 def plan_of(config: BlockwiseConfig, num_sampling_steps: int | None = None) -> SamplingPlan:
     """A config's stored sampling plan, or the one with another number of steps."""
     steps = config.num_sampling_steps or config.num_blocks if num_sampling_steps is None else num_sampling_steps
-    return SamplingPlan.build(law_of(config), edges_of(config), steps, config.spacing)
+    return SamplingPlan.build(law_of(config), edges_of(config), steps, config.spacing, config.allotment)
 
 
 def norm_sites(backbone: Any, layers: nn.ModuleList, example: dict[str, Tensor]) -> list[nn.Module]:

@@ -15,7 +15,7 @@ from diffusionblocks import checkpoint
 from diffusionblocks.comparison import GUIDANCE_2, Comparison, Entry
 from diffusionblocks.config import read_json
 from diffusionblocks.evaluation.costs import losses, sampling_speed, step_memory, step_times
-from diffusionblocks.evaluation.score import score_run
+from diffusionblocks.evaluation.score import run_with, score_run
 from diffusionblocks.memory import KINDS
 from diffusionblocks.provenance import provenance
 from diffusionblocks.run_config import AnyRun
@@ -39,7 +39,7 @@ def compare(comparison: Comparison, folder: Path, device: str = "cpu", progress:
     scored = []
     for number, entry in enumerate(entries):
         run_dir = folder / "runs" / entry.run
-        if not _is_scored(run_dir, entry, comparison.split):
+        if not _is_scored(run_dir, entry, comparison):
             print(f"run {number + 1} of {len(entries)}: {entry.run} {entry.variant}", flush=True)
             for trainer in make_trainers(entry.trained, run_dir, device=device, progress=progress):
                 trainer.train()
@@ -64,12 +64,19 @@ def compare(comparison: Comparison, folder: Path, device: str = "cpu", progress:
     return result
 
 
-def _is_scored(run_dir: Path, entry: Entry, split: str) -> bool:
-    """Whether a run is finished and scored; its folder must be one of these settings."""
-    if not (run_dir / "budget.json").exists() or not (run_dir / f"eval-{split}{entry.score_name}.json").exists():
+def _is_scored(run_dir: Path, entry: Entry, comparison: Comparison) -> bool:
+    """Whether a run is finished and scored in this way; its folder must be one of these settings."""
+    path = run_dir / f"eval-{comparison.split}{entry.score_name}.json"
+    if not (run_dir / "budget.json").exists() or not path.exists():
         return False
+    result = read_json(path)
+    asked = {"settings": run_with(entry.trained)}
+    if comparison.family == "dit":
+        asked |= {"samples": comparison.samples}
+        if len(result["sampling"]) != comparison.sampling_seeds:
+            return False
     claim_folder(run_dir, entry.trained)
-    return True
+    return all(result.get(name) == value for name, value in asked.items())
 
 
 def _options(comparison: Comparison, entry: Entry, folder: Path) -> Any:

@@ -50,6 +50,19 @@ class BlockwiseConfig(BaseModel):
 
     num_sampling_steps: int | None = Field(None, ge=1, description="steps of the stored plan; default: one a block")
     spacing: Literal["karras", "log", "mass"] = Field("karras", description="how steps are placed inside a block")
+    allotment: Literal["even", "range"] = Field(
+        "even",
+        description="steps of a block: as many as any other's, or as the spacing over the whole range puts in it",
+    )
+
+    def identity(self) -> dict[str, Any]:
+        """What trained weights belong to: all settings but those that say how trained blocks are run.
+
+        The plan is part of it where levels are drawn from it in training.
+        """
+        free = SAMPLING - PLAN if self.plan_draws else SAMPLING
+        own = self.model_dump(mode="json", include=set(CONFIGS[self.family].model_fields))
+        return {name: value for name, value in own.items() if name not in free}
 
     @model_validator(mode="after")
     def _blocks_fit_together(self) -> "BlockwiseConfig":
@@ -113,7 +126,11 @@ class DitConfig(BlockwiseConfig):
     )
     label_dropout: float = Field(0.1, ge=0, lt=1, description="share of training samples that see no label")
 
-    num_sampling_steps: int | None = Field(20, ge=1, description="steps of the stored plan; default: one a block")
+    num_sampling_steps: int | None = Field(36, ge=1, description="steps of the stored plan; default: one a block")
+    allotment: Literal["even", "range"] = Field(
+        "range",
+        description="steps of a block: as many as any other's, or as the spacing over the whole range puts in it",
+    )
     sampler: Literal["euler", "heun", "dpmpp-2m"] = Field("dpmpp-2m", description="how a step is taken")
     guidance: float = Field(1.0, ge=0, description="classifier-free guidance; 1: conditional, 0: unconditional")
 
@@ -127,6 +144,10 @@ class DitConfig(BlockwiseConfig):
             raise InputError("data_std", list(self.data_std), "standard deviations above 0")
         return self
 
+
+PLAN = {"num_sampling_steps", "spacing", "allotment"}
+SAMPLING = PLAN | {"start", "decoding", "sampler", "guidance"}
+"""Settings that say how trained blocks are run: of the plan, and of what is done with it."""
 
 CONFIGS: dict[str, type[BlockwiseConfig]] = {"vit": VitConfig, "dit": DitConfig}
 """The config class of each family."""

@@ -19,6 +19,7 @@ from diffusionblocks.partition import check_count
 
 Denoiser = Callable[[Tensor, Tensor], Tensor]
 Spacing = Literal["karras", "log", "mass"]
+Allotment = Literal["even", "range"]
 Start = Literal["zero", "noise"]
 
 
@@ -50,11 +51,17 @@ class SamplingPlan:
 
     @classmethod
     def build(
-        cls, law: NoiseLaw, edges: Sequence[float], num_sampling_steps: int, spacing: Spacing = "karras"
+        cls,
+        law: NoiseLaw,
+        edges: Sequence[float],
+        num_sampling_steps: int,
+        spacing: Spacing = "karras",
+        allotment: Allotment = "even",
     ) -> "SamplingPlan":
         """Allot the steps to the blocks first, then place them inside each block's interval.
 
-        Every block gets num_sampling_steps // B steps and the first blocks one of the remainder each. A block's first
+        Even: every block gets num_sampling_steps // B steps and the first blocks one of the remainder each. By range:
+        as many as the spacing's grid over the whole range has in its interval, and at least one. A block's first
         step is at its upper edge and its last one moves on to its lower edge, where the next block starts; the last
         step of the plan moves to 0 instead of the cleanest level, so the chain ends at what that block denoised.
 
@@ -63,9 +70,10 @@ class SamplingPlan:
             edges: B + 1 decreasing edges of the blocks.
             num_sampling_steps: n >= B steps, so n calls of a network under Euler.
             spacing: inside a block: "karras" (rho = 7, Karras et al. 2022, Eq. 5), "log" or "mass" (equal mass).
+            allotment: "even" or "range".
 
         Raises:
-            InputError: fewer steps than blocks, or an unknown spacing.
+            InputError: fewer steps than blocks, or an unknown spacing or allotment.
         """
         num_blocks = len(edges) - 1
         check_count("num_sampling_steps", num_sampling_steps)
@@ -76,10 +84,8 @@ class SamplingPlan:
                 f"at least one step for each of the {num_blocks} blocks",
                 f"take {num_blocks} or more",
             )
-        base, rest = divmod(num_sampling_steps, num_blocks)
         placed: list[tuple[float, int]] = []
-        for block in range(num_blocks):
-            count = base + (block < rest)
+        for block, count in enumerate(_allot(law, edges, num_sampling_steps, spacing, allotment)):
             placed += [(sigma, block) for sigma in _place(law, edges[block], edges[block + 1], count, spacing)]
         levels = [sigma for sigma, _ in placed[1:]] + [0.0]
         return cls(tuple(PlanStep(s, after, b) for (s, b), after in zip(placed, levels, strict=True)))
@@ -100,6 +106,22 @@ class SamplingPlan:
         """The grid in one line, with the blocks and the last step."""
         runs = ", ".join(f"{step.sigma:.4g} (block {step.block})" for step in self.steps)
         return f"{runs}, then {self.steps[-1].sigma_next:g}"
+
+
+def _allot(law: NoiseLaw, edges: Sequence[float], steps: int, spacing: Spacing, allotment: Allotment) -> list[int]:
+    """How many of the steps each block gets."""
+    num_blocks = len(edges) - 1
+    if allotment == "even":
+        base, rest = divmod(steps, num_blocks)
+        return [base + (block < rest) for block in range(num_blocks)]
+    if allotment != "range":
+        raise InputError("allotment", allotment, "even or range")
+    grid = _place(law, edges[0], edges[-1], steps, spacing)
+    counts = [sum(hi >= sigma > lo for sigma in grid) for hi, lo in itertools.pairwise(edges)]
+    while min(counts) == 0:  # a block without a step takes one from the block that has most
+        counts[counts.index(max(counts))] -= 1
+        counts[counts.index(0)] += 1
+    return counts
 
 
 def _place(law: NoiseLaw, hi: float, lo: float, count: int, spacing: Spacing) -> list[float]:

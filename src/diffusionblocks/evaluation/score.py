@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+from diffusionblocks.config import SAMPLING
 from diffusionblocks.data.images import ImageSet
 from diffusionblocks.data.latents import decode, load_vae
 from diffusionblocks.errors import InputError
@@ -11,7 +12,7 @@ from diffusionblocks.evaluation.features import inception_features, train_featur
 from diffusionblocks.evaluation.generation import GenerationOptions, evaluate_generator, to_pixels
 from diffusionblocks.evaluation.grid import write_grid
 from diffusionblocks.model import BlockwiseModel
-from diffusionblocks.run_config import DitRun
+from diffusionblocks.run_config import AnyRun, DitRun
 from diffusionblocks.training.data import Data, load_split
 from diffusionblocks.training.run import load_config, load_trained, write_result
 
@@ -36,7 +37,7 @@ def score_run(
 
     Returns:
         What `evaluate_blocks`, `evaluate_plain` or `evaluate_generator` gives, with split, images (their number),
-        method, and the updates of each unit.
+        method, the updates of each unit, and the settings of the run that say how it is run.
     """
     config = load_config(run_dir)
     where = config if data_dir is None else config.model_copy(update={"data_dir": data_dir})
@@ -52,8 +53,14 @@ def score_run(
         score = evaluate_blocks if isinstance(model, BlockwiseModel) else evaluate_plain
         result = score(model, data, options or EvalOptions())  # type: ignore[operator]
     result |= {"split": split, "images": len(data), "method": config.method, "updates": updates}
+    result["settings"] = run_with(config)
     write_result(run_dir, f"{stem}.json", result)
     return result
+
+
+def run_with(config: AnyRun) -> dict[str, Any]:
+    """Those of a run's settings that say how its trained blocks are run."""
+    return {name: value for name, value in config.model_dump(mode="json").items() if name in SAMPLING}
 
 
 def _score_generator(

@@ -16,7 +16,7 @@ from typing import Any
 
 from diffusionblocks import checkpoint
 from diffusionblocks.block import Block
-from diffusionblocks.config import read_json, validate
+from diffusionblocks.config import SAMPLING, read_json, validate
 from diffusionblocks.errors import InputError
 from diffusionblocks.families.vit import PlainVit, VitEnsemble
 from diffusionblocks.model import BlockwiseModel
@@ -43,12 +43,13 @@ def claim_folder(run_dir: Path, config: AnyRun) -> None:
     path = run_dir / CONFIG_FILE
     if path.exists():
         stored, given = load_config(run_dir).model_dump(), config.model_dump()
+        free = {*OPERATION, *(SAMPLING - config.blockwise().identity().keys())}
         for name, value in given.items():
-            if name not in OPERATION and stored[name] != value:
+            if name not in free and stored.get(name) != value:
                 raise InputError(
                     name, value, f"{stored[name]!r}, as in {path}", "take another --run folder, or the same settings"
                 )
-        if stored != given:  # the data have moved, say
+        if stored != given:  # the data have moved, say, or the plan is another
             checkpoint.write_text(path, config.model_dump_json(indent=1))
         return
     if run_dir.exists() and (not run_dir.is_dir() or any(run_dir.iterdir())):
@@ -124,7 +125,7 @@ def _check_trunk(trunk_dir: Path, config: AnyRun) -> None:
     stored, wanted = load_config(trunk_dir), config.model_copy(update={"method": "trunk"})
     for name, value in wanted.model_dump().items():
         found = getattr(stored, name)
-        if name not in (*OPERATION, "recipe") and found != value:
+        if name not in {*OPERATION, *SAMPLING, "recipe"} and found != value:
             raise InputError(name, value, f"{found!r}, as in {trunk_dir}", "give --from a trunk of the same settings")
 
 

@@ -111,7 +111,7 @@ def branch(path: Path, block: Block, optimizer: torch.optim.Optimizer, ema: Ema 
     Raises:
         InputError: a trunk with another law, objective or network: the setting or tensor is named.
     """
-    state, free = read_json(path / "state.json"), {"block", "num_blocks", "layer_split", "num_sampling_steps"}
+    state, free = read_json(path / "state.json"), {"block", "num_blocks", "layer_split"}
     for name, value in _identity(block).items():
         if name not in free and state.get(name) != value:
             raise InputError("from", str(path), f"{name} {value}", f"it is a trunk with {state.get(name)}")
@@ -149,7 +149,7 @@ def _identity(unit: nn.Module) -> dict[str, Any]:
     """What must be the same for a checkpoint to be of this unit: block, noise law, objective, targets."""
     if not isinstance(unit, Block):
         return {}
-    return {"block": unit.index, **unit.config.model_dump(mode="json")}
+    return {"block": unit.index, **unit.config.identity()}
 
 
 def _parameter_names(unit: nn.Module) -> dict[Tensor, str]:
