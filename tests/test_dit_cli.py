@@ -118,6 +118,8 @@ def test_what_a_run_does_not_have_is_refused(digits, tmp_path, capsys):
     assert "chains='5': expected no such flag" in refused(capsys, ["eval", str(digits), "--chains", "5"])
     assert main(["eval", str(digits), "--samples", "20", "--split", "validation"]) == 2
     assert "samples=20: expected at least 128" in capsys.readouterr().err.splitlines()[-1]
+    assert "expected a classifier" in refused(capsys, ["predict", str(digits), "x.png"])
+    assert "expected a classifier" in refused(capsys, ["predict", str(digits / "model"), "x.png"])
     assert "flip=True" in refused(capsys, ["train", "dit-latent", "--data-dir", "x", "--flip", "true"])
     assert "method='shallow-ensemble'" in refused(capsys, ["train", "dit-digits", "--method", "shallow-ensemble"])
     assert "z_dropout" in refused(capsys, ["train", "dit-digits", "--z-dropout", "0.5"])

@@ -181,7 +181,7 @@ def test_the_commands_of_the_page_give_the_same_settings(tmp_path):
     assert arguments.run == str(tmp_path / "a run")
     arguments = cli._parser().parse_args(score[1:])
     found = arguments.start, arguments.num_sampling_steps, arguments.chains, arguments.decoding, arguments.split
-    assert found == ("zero", "6", "1", "average", "validation")
+    assert found == ("zero", "6", None, "average", "validation")
     assert cli._parser().parse_args(report[1:]).folder == str(tmp_path / "a run")
 
 

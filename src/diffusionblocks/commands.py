@@ -55,9 +55,11 @@ def train(arguments: argparse.Namespace) -> int:
 def eval(arguments: argparse.Namespace) -> int:
     from diffusionblocks.training.run import load_config
 
-    run_dir, seed = Path(arguments.run), _whole("seed", arguments.seed, 0)
-    steps = arguments.num_sampling_steps
-    steps = None if steps is None else _whole("num_sampling_steps", steps, 1)
+    run_dir, seed, steps = Path(arguments.run), _whole("seed", arguments.seed, 0), _steps(arguments)
+    chains = 1 if arguments.chains is None else _whole("chains", arguments.chains, 1)
+    count = 3 if arguments.sampling_seeds is None else _whole("sampling_seeds", arguments.sampling_seeds, 1)
+    samples = 1000 if arguments.samples is None else _whole("samples", arguments.samples, 1)
+    guidance = _guidance(arguments.guidance)
     family = load_config(run_dir).family
     foreign = [name for name in OPTIONS_OF_FAMILY if name[0] != family and getattr(arguments, name[1]) is not None]
     for other, name in foreign:
@@ -68,13 +70,12 @@ def eval(arguments: argparse.Namespace) -> int:
     if family == "dit":
         from diffusionblocks.evaluation.generation import GenerationOptions
 
-        count = 3 if arguments.sampling_seeds is None else _whole("sampling_seeds", arguments.sampling_seeds, 1)
         options = GenerationOptions(
-            samples=1000 if arguments.samples is None else _whole("samples", arguments.samples, 1),
+            samples=samples,
             seeds=range(seed, seed + count),
             num_sampling_steps=steps,
             sampler=arguments.sampler,
-            guidance=_guidance(arguments.guidance),
+            guidance=guidance,
             features=arguments.features,
             vae=arguments.vae,
         )
@@ -84,7 +85,7 @@ def eval(arguments: argparse.Namespace) -> int:
         options = EvalOptions(
             start=arguments.start,
             num_sampling_steps=steps,
-            chains=1 if arguments.chains is None else _whole("chains", arguments.chains, 1),
+            chains=chains,
             decoding=arguments.decoding,
             seed=seed,
         )
@@ -111,11 +112,10 @@ def _score(run_dir: Path, split: str, options: Any, data_dir: str | None, device
 def sample(arguments: argparse.Namespace) -> int:
     from diffusionblocks.evaluation.sample import SampleOptions, sample_run
 
-    steps = arguments.num_sampling_steps
     options = SampleOptions(
         classes=arguments.classes,
         num=_whole("num", arguments.num, 1),
-        num_sampling_steps=None if steps is None else _whole("num_sampling_steps", steps, 1),
+        num_sampling_steps=_steps(arguments),
         sampler=arguments.sampler,
         guidance=_guidance(arguments.guidance),
         seed=_whole("seed", arguments.seed, 0),
@@ -138,6 +138,11 @@ def encode(arguments: argparse.Namespace) -> int:
     ):
         print(line)
     return 0
+
+
+def _steps(arguments: argparse.Namespace) -> int | None:
+    steps = arguments.num_sampling_steps
+    return None if steps is None else _whole("num_sampling_steps", steps, 1)
 
 
 def _guidance(text: str | None) -> float | tuple[float, ...] | None:

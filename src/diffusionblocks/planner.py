@@ -21,6 +21,7 @@ from transformers.initialization import no_init_weights
 from diffusionblocks import checkpoint
 from diffusionblocks.block import edges_of
 from diffusionblocks.conversion import family_of
+from diffusionblocks.families import block_class_of
 from diffusionblocks.memory import KINDS, MemoryReport, Stage
 from diffusionblocks.partition import check_count, split_layers
 from diffusionblocks.run_config import AnyRun
@@ -113,7 +114,7 @@ def plan(config: AnyRun, num_blocks: Sequence[int] | None = None) -> list[PlanRo
         num_blocks: numbers of blocks; None takes the divisors of the number of layers and the config's own.
 
     Returns:
-        End to end and checkpointing, then shallow, its ensemble and blocks for each number of blocks.
+        End to end and checkpointing, then shallow, its ensemble (of classifiers) and blocks for each number of blocks.
 
     Raises:
         InputError: a number of blocks that does not fit the layers or the noise law.
@@ -127,7 +128,8 @@ def plan(config: AnyRun, num_blocks: Sequence[int] | None = None) -> list[PlanRo
     cases = [
         config.model_copy(update={"method": method, "num_blocks": 1, "layer_split": None}) for method in METHODS[:2]
     ]
-    for method in METHODS[2:]:
+    ensembles = block_class_of(config.family).plain is not None
+    for method in METHODS[2:] if ensembles else ("shallow", "blocks"):
         # Shallow networks of all the layers are the network end to end.
         cases += [one.model_copy(update={"method": method}) for one in each if method == "blocks" or one.num_blocks > 1]
     rows = []

@@ -8,8 +8,9 @@ import torch
 
 from diffusionblocks import model as model_module
 from diffusionblocks.data.images import read_image, to_float
+from diffusionblocks.errors import InputError
 from diffusionblocks.families.vit import PlainVit, VitEnsemble
-from diffusionblocks.model import BlockwiseModel
+from diffusionblocks.model import BlockwiseModel, read_model
 from diffusionblocks.training.run import load_config, load_trained
 
 
@@ -17,11 +18,15 @@ def load_any(folder: Path) -> BlockwiseModel | PlainVit | VitEnsemble:
     """A saved model, or the newest checkpoints of a run.
 
     Raises:
-        InputError: neither of them.
+        InputError: neither of them, or one of another family.
     """
-    if (folder / model_module.CONFIG_FILE).exists():
-        return BlockwiseModel.from_pretrained(folder)
-    return load_trained(folder, load_config(folder))[0]
+    is_model = (folder / model_module.CONFIG_FILE).exists()
+    config = read_model(folder)[0] if is_model else load_config(folder)
+    if config.family != "vit":
+        raise InputError(
+            "run", str(folder), "a classifier", f"this one is of the family {config.family}; see dblocks sample"
+        )
+    return BlockwiseModel.from_pretrained(folder) if is_model else load_trained(folder, config)[0]  # type: ignore[arg-type]
 
 
 @torch.no_grad()

@@ -39,7 +39,7 @@ class FirstRun:
 
 def noise_of(settings: dict[str, Any]) -> BlockwiseConfig:
     """The part of a run's settings that says where noise is; a control has the whole range in one block."""
-    known = {name: settings[name] for name in _OF_NOISE}
+    known = {name: settings[name] for name in (*_OF_NOISE, "family")}
     if settings["method"] != "blocks":
         known["num_blocks"] = 1
     return validate(BlockwiseConfig, known)
