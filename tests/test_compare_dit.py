@@ -121,6 +121,19 @@ def test_what_a_generator_does_not_have_is_refused(settings, message):
         Comparison("dit-digits", **settings)
 
 
+def test_another_number_of_blocks_has_costs_of_its_own():
+    entries = Comparison("dit-digits", seeds=1).entries()
+    configs = {entry.cost: entry.config for entry in entries}
+    assert {name: config.num_blocks for name, config in configs.items() if name.startswith("blocks")} == {
+        **{"blocks": 3, "blocks, B = 2": 2, "blocks, B = 6": 6}
+    }
+    for entry in entries:
+        same = configs[entry.cost]
+        assert (same.method, same.num_blocks, same.depth()) == (
+            *(entry.config.method, entry.config.num_blocks, entry.config.depth()),
+        )
+
+
 def test_a_classifier_has_no_variants():
     with pytest.raises(InputError, match="variants='overlap 0': expected none"):
         Comparison("vit-digits", variants=("overlap 0",))

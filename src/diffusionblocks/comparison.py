@@ -48,6 +48,7 @@ class Entry:
         config: the row's settings.
         trained: settings of the run; those of the row, unless it is a member of an ensemble.
         variant: what else is different from the row's method, in words.
+        size: what makes its costs others than its method's: another number of blocks.
     """
 
     run: str
@@ -55,14 +56,13 @@ class Entry:
     config: AnyRun
     trained: AnyRun
     variant: str = ""
+    size: str = ""
 
     @property
     def cost(self) -> str:
         """Which measurement of costs is its own: budget, trunk and variant change how long, not how much."""
-        method = self.method.removesuffix("+trunk")
-        if self.variant.startswith("blocks "):
-            method += f", B = {self.config.num_blocks}"
-        return method if self.config.preset == "default" else f"{method}, {self.config.preset}"
+        preset = self.config.preset if self.config.preset != "default" else ""
+        return ", ".join(filter(None, [self.method.removesuffix("+trunk"), preset, self.size]))
 
     @property
     def score_name(self) -> str:
@@ -142,7 +142,10 @@ class Comparison:
             if variant != GUIDANCE_2:
                 config = self.config(**VARIANTS[self.family][variant], **key)
                 run = f"blocks-{variant.replace(' ', '-')}{suffix}"
-                yield Entry(run, "blocks", config, config, "" if variant.startswith("blocks") else variant)
+                if "num_blocks" in VARIANTS[self.family][variant]:
+                    yield Entry(run, "blocks", config, config, size=f"B = {config.num_blocks}")
+                else:
+                    yield Entry(run, "blocks", config, config, variant)
         if GUIDANCE_2 in variants:
             for entry in main:
                 if entry.config.budget == "layer-evaluations":

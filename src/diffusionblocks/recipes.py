@@ -172,7 +172,7 @@ def dit_latent() -> dict[str, Any]:
 
 
 def dit_s2_cifar10() -> dict[str, Any]:
-    """The paper's DiT-S/2 on CIFAR-10 (Table 2, Appendix D.2): 12 layers, d 384, 6 heads, B = 3, 100 epochs.
+    """The paper's DiT-S/2 on CIFAR-10 (Appendix D): 12 layers, d 384, 6 heads, B = 3, 100 epochs.
 
     Weight decay, warm-up and the average of weights are not stated; DiT's own are taken (0, none, 0.9999).
     """
@@ -198,7 +198,7 @@ def dit_s2_cifar10() -> dict[str, Any]:
 
 
 def dit_l2_imagenet() -> dict[str, Any]:
-    """The paper's DiT-L/2 on ImageNet-256 latents (Table 2, Appendix D.2): 24 layers, d 1024, 16 heads, B = 3.
+    """The paper's DiT-L/2 on ImageNet-256 latents (Appendix D): 24 layers, d 1024, 16 heads, B = 3.
 
     The latents are those of `dblocks encode` with the autoencoder of DiT; what is not stated is as for DiT-S/2.
     """
