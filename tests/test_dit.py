@@ -98,6 +98,11 @@ def test_labels_are_dropped_once_a_sample_and_by_nobody_else(data):
     assert not torch.allclose(block.loss(labels, images, every), block.loss(labels, images, none))
 
 
+def test_no_hook_is_added(model):
+    assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
+    assert all(name.startswith("backbone.") for name, _ in model.blocks[0].named_parameters())
+
+
 def test_the_share_of_dropped_labels_is_the_setting():
     block = fresh(label_dropout=0.3).blocks[0]
     assert block.draw(20_000, keyed_generator(0, "draw")).dropped.double().mean() == pytest.approx(0.3, abs=0.01)

@@ -60,6 +60,18 @@ def test_trunk_and_blocks_have_the_updates_of_blocks_alone(budget, trunk):
     assert stem.last == pytest.approx(trunk * 3 * alone.last, abs=3)
 
 
+@pytest.mark.parametrize("trunk", [0.25, 0.5, 0.75])
+def test_the_rate_can_follow_the_budget_that_is_used_up(trunk):
+    """Then the trunk has the rates of the shallow network of B N updates, and each update of a block those of B."""
+    settings = {**TINY, "updates": 40, "trunk_schedule": "budget"}
+    config = resolve("vit-digits", flags={**settings, "trunk": trunk})
+    stem, branch = config.model_copy(update={"method": "trunk"}).unit_budget(1000), config.unit_budget(1000)
+    assert stem.total == branch.total == 120
+    assert [stem.position(k) for k in range(stem.last)] == list(range(int(120 * trunk)))
+    assert [branch.position(k) for k in range(branch.first, branch.last + 1)] == list(range(int(120 * trunk), 121, 3))
+    assert (branch.first, branch.last - branch.first) == (stem.last, 40 - int(40 * trunk))
+
+
 def test_it_is_what_the_same_steps_give_by_hand(run_dir):
     """12 updates of one block over the whole range, then 4 of each block from its weights, moments and averages."""
     config = resolve("vit-digits", flags=TINY)

@@ -33,7 +33,7 @@ VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
         "guidance 2": {},
     },
 }
-"""Of each family what blocks are trained with besides; guidance is a second score of the same runs of every method."""
+"""Of each family what blocks are trained with besides; guidance is a second score of the same runs, end to end too."""
 
 GUIDANCE_2 = "guidance 2"
 
@@ -148,7 +148,7 @@ class Comparison:
                     yield Entry(run, "blocks", config, config, variant)
         if GUIDANCE_2 in variants:
             for entry in main:
-                if entry.config.budget == "layer-evaluations":
+                if entry.config.budget == "layer-evaluations" and entry.method != "shallow":
                     yield dataclasses.replace(entry, variant=GUIDANCE_2)
 
     def _main(self, **key: int) -> Iterator[tuple[Any, ...]]:

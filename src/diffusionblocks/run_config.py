@@ -55,6 +55,11 @@ class RunConfig(BlockwiseConfig, TrainingConfig):
         lt=1,
         description="share of the blocks' budget that one block over the whole noise range gets before they branch off",
     )
+    trunk_schedule: Literal["updates", "budget"] = Field(
+        "updates",
+        description="what the learning rate follows over trunk and blocks: the updates that a block has behind it, or the "
+        "share of the budget that is used up",
+    )
 
     hidden_size: int = Field(64, ge=1, description="width d")
     num_layers: int = Field(6, ge=1, description="number of layers L")
@@ -111,8 +116,9 @@ class RunConfig(BlockwiseConfig, TrainingConfig):
         if not 0 < shared < updates:
             raise InputError("trunk", self.trunk, f"a share that leaves an update to both of {updates}", "train longer")
         trunk = self.num_blocks * shared
-        total = trunk + updates - shared
-        return Budget(0, trunk, total) if self.method == "trunk" else Budget(trunk, total, total)
+        last = trunk + updates - shared
+        total, pace = (last, 1) if self.trunk_schedule == "updates" else (self.num_blocks * updates, self.num_blocks)
+        return Budget(0, trunk, total) if self.method == "trunk" else Budget(trunk, last, total, pace)
 
     def depth(self) -> int:
         """Layers of the largest unit: the whole network's, or those of the largest block."""
@@ -130,6 +136,10 @@ class VitRun(VitConfig, ImageData, RunConfig):
 
 class DitRun(DitConfig, ImageData, RunConfig):
     """A generator of images of a class."""
+
+    trunk_schedule: Literal["updates", "budget"] = Field(
+        "budget", description="what the learning rate follows over trunk and blocks"
+    )
 
     dataset: Literal["digits", "fashion-mnist", "cifar-10", "cifar-100", "tiny-imagenet", "folder", "latents"] = Field(
         description="data set; latents: a folder that `dblocks encode` made"

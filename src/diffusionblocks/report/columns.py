@@ -32,6 +32,9 @@ def table_row(key: Key, groups: Groups, metric: Metric = METRICS["accuracy"]) ->
     for column in metric.ratios:
         found = ratio(groups, key, column.source)
         row[column.heading] = "" if found is None else number(column.scale * found, column.digits)
+    for column in metric.costs:
+        found = [own[column.source] for own in rows if column.source in own]
+        row[column.heading] = number(column.scale * mean_sd(found)[0], column.digits) if found else ""
     row |= {f"{kind}, {unit}": f"{sizes[kind] / size:.3g}" for kind in KINDS}
     row[f"sum, {unit}"] = f"{sum(sizes.values()) / size:.3g}"
     row["step, ms"] = f"{1000 * mean_sd([r['step_seconds'] for r in rows])[0]:.1f}"
@@ -41,5 +44,5 @@ def table_row(key: Key, groups: Groups, metric: Metric = METRICS["accuracy"]) ->
 
 def terminal_columns(row: dict[str, str], metric: Metric) -> list[str]:
     """Those columns of a line for which a terminal has room."""
-    left_out = {column.heading for column in metric.columns if column.page_only}
+    left_out = {column.heading for column in (*metric.columns, *metric.costs) if column.page_only}
     return [name for name in row if name not in left_out and not name.startswith("sum, ")]

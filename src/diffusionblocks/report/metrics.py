@@ -13,7 +13,7 @@ class Column:
 
     Attributes:
         heading: its name with its unit.
-        source: what it shows: a name in a row's "metrics", or in the row itself for a ratio.
+        source: what it shows: a name in a row's "metrics", or in the row itself for a ratio or a cost.
         scale: what the value is multiplied with.
         digits: decimals.
         of_blocks: only blocks have it.
@@ -41,6 +41,7 @@ class Metric:
         lower_is_better: its direction.
         columns: further values of a row's "metrics".
         ratios: values of a row that are shown as a ratio to end to end's.
+        costs: values of a row that are shown as they are.
         note: what has to be said of the rows, in sentences.
     """
 
@@ -52,6 +53,7 @@ class Metric:
     lower_is_better: bool
     columns: tuple[Column, ...]
     ratios: tuple[Column, ...] = ()
+    costs: tuple[Column, ...] = ()
     note: str = ""
 
     @property
@@ -123,6 +125,10 @@ METRICS = {
         ratios=(
             Column("FLOPs of a denoising step, ratio", "flops_per_step", digits=3),
             Column("images/s when sampling, ratio", "images_per_second"),
+        ),
+        costs=(
+            Column("10^6 FLOPs of an image", "flops_per_image", 1e-6, 0, page_only=True),
+            Column("images/s when sampling", "images_per_second", digits=1, page_only=True),
         ),
         note="A lower FID is better. There is no ensemble of shallow networks among the controls: an ensemble averages "
         "answers, and denoisers of images averaged at every step are another model. Ratios are to end to end.",

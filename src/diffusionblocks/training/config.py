@@ -13,12 +13,17 @@ class Budget:
     """The updates of a unit: from number `first` up to `last`, on a learning rate schedule of `total` updates.
 
     A network trained alone goes from 0 to the end. With a trunk the schedule is shared: the trunk has its beginning,
-    and each block that starts from the trunk goes on to its end.
+    and each block that starts from the trunk goes on to its end, `pace` updates of the schedule in each of its own.
     """
 
     first: int
     last: int
     total: int
+    pace: int = 1
+
+    def position(self, update: int) -> int:
+        """Where on the schedule an update of the unit is."""
+        return self.first + (update - self.first) * self.pace
 
 
 class TrainingConfig(BaseModel):

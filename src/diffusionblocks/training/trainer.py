@@ -150,7 +150,7 @@ class Trainer:
     @property
     def is_trunk(self) -> bool:
         """Whether its schedule ends in another trainer's units."""
-        return self.budget.last < self.budget.total
+        return self.budget.position(self.budget.last) < self.budget.total
 
     def plan(self) -> str:
         """What will be trained, in one line: updates and samples of each unit, and what is done already."""
@@ -211,7 +211,7 @@ class Trainer:
                 "update": state.updates,
                 "loss": math.fsum(loss for loss, _ in losses) / count,
                 "grad_norm": math.fsum(norm for _, norm in losses) / count,
-                "lr": learning_rate(state.updates - 1, self.budget.total, self.config),
+                "lr": self._learning_rate(state.updates - 1),
                 "images_per_second": count * self.config.batch_size / seconds,
             }
             log.row(row)
@@ -222,10 +222,13 @@ class Trainer:
         if state.batches is None:
             state.batches = self._loader(state)
         x, y = (t.to(self.device, non_blocking=True) for t in next(state.batches))
-        state.update(x, y, learning_rate(state.updates, self.budget.total, self.config), self.config)
+        state.update(x, y, self._learning_rate(state.updates), self.config)
         if state.meter is not None and not state.meter.wants_steps:
             self.memory[state.unit.index] = self._report(state, x, y)
             state.meter = None
+
+    def _learning_rate(self, update: int) -> float:
+        return learning_rate(self.budget.position(update), self.budget.total, self.config)
 
     def _loader(self, state: UnitState) -> Iterator[tuple[Tensor, Tensor]]:
         batches = BlockBatches(self.data, self.config.batch_size, self.config.seed, state.unit.index)
