@@ -57,8 +57,8 @@ class RunConfig(BlockwiseConfig, TrainingConfig):
     )
     trunk_schedule: Literal["updates", "budget"] = Field(
         "updates",
-        description="what the learning rate follows over trunk and blocks: the updates that a block has behind it, or the "
-        "share of the budget that is used up",
+        description="what the learning rate follows over trunk and blocks: the updates that a block has behind it, or "
+        "the share of the budget that is used up",
     )
 
     hidden_size: int = Field(64, ge=1, description="width d")
