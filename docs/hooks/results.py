@@ -186,23 +186,19 @@ def memory_ratios(path: Path = RESULTS / "vit-digits/layer_memory.json") -> str:
 def sampling(path: Path) -> str:
     """Operations of a step, images a second, and memory while sampling, blocks beside the network end to end."""
     result = read(path)
-    steps, speed, peaks, processes = (
-        result[name] for name in ("flops_per_step", "images_per_second", "peak_bytes", "process_bytes")
-    )
+    steps, speed, peaks = (result[name] for name in ("flops_per_step", "images_per_second", "peak_bytes"))
     blocks = result["config"]["num_blocks"]
     rows = [
         ["operations of a denoising step, x 10^6", *(f"{steps[m] / 1e6:.2f}" for m in ("blocks", "end-to-end"))],
         ["images/s", *(f"{speed[m]['median']:.1f}" for m in ("blocks", "end-to-end"))],
     ]
     table = _table([f"B = {blocks}, {result['batch']} images at a time", "blocks", "end to end"], "lrr", rows)
-    above = {way: (processes[way] - processes["none"]) / 1e6 for way in ("one", "all")}
     return (
         f"{table}\n\nA step of blocks takes {result['ratios']['flops_per_step_times_B']:.3f} / B of the operations; "
         f"sampling is {speed['blocks']['median'] / speed['end-to-end']['median']:.2f} times as fast. With one block "
         f"resident the peak of all that is alive is {peaks['one_resident'] / 1e6:.2f} MB, "
-        f"{result['ratios']['one_resident_over_largest_block']:.3f} of the largest block's own forward; with all "
-        f"resident it is {peaks['all_resident'] / 1e6:.2f} MB. The process has {above['one']:.1f} and "
-        f"{above['all']:.1f} MB above what its imports take, which at this size is mostly the allocator's."
+        f"{result['ratios']['one_resident_over_largest_block_and_shared']:.3f} of the largest block's own forward and the images; with all "
+        f"resident it is {peaks['all_resident'] / 1e6:.2f} MB."
     )
 
 

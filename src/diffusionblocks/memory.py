@@ -221,6 +221,26 @@ def forward_memory(unit: nn.Module, forward: Callable[[], Any]) -> dict[str, int
     return tracker.maxima
 
 
+def loading_memory(unit: nn.Module, run: Callable[[Callable[[nn.Module], None]], Any]) -> dict[str, int]:
+    """Maxima by kind while networks come and go, as when blocks are read one after the other.
+
+    Args:
+        unit: any module on the device that is measured; it is counted too.
+        run: what is measured; it is given a function to call with each network that it has loaded. Weights count from
+            then on until they are let go of.
+    """
+    tracker = _Tracker(unit)
+    tracker.track_external(unit)
+    with tracker:
+
+        def watch(network: nn.Module) -> None:
+            tracker.track_external(network)
+            tracker.note_sizes()
+
+        run(watch)
+    return tracker.maxima
+
+
 def _activation_bytes(tracker: _Tracker, module: nn.Module, state: Any) -> int:
     snapshots = tracker.memory_tracking[module].snapshots[state]
     return snapshots[0].get(tracker.device, {}).get(_MemRefType.ACT, 0)
