@@ -197,8 +197,8 @@ def sampling(path: Path) -> str:
         f"{table}\n\nA step of blocks takes {result['ratios']['flops_per_step_times_B']:.3f} / B of the operations; "
         f"sampling is {speed['blocks']['median'] / speed['end-to-end']['median']:.2f} times as fast. With one block "
         f"resident the peak of all that is alive is {peaks['one_resident'] / 1e6:.2f} MB, "
-        f"{result['ratios']['one_resident_over_largest_block_and_shared']:.3f} of the largest block's own forward and the images; with all "
-        f"resident it is {peaks['all_resident'] / 1e6:.2f} MB."
+        f"{result['ratios']['one_resident_over_largest_block_and_shared']:.3f} of the largest block's own forward and "
+        f"the images; with all resident it is {peaks['all_resident'] / 1e6:.2f} MB."
     )
 
 
