@@ -1,6 +1,6 @@
-"""Backbones of `transformers` and of `diffusers`: what the two libraries do alike under different names.
+"""Backbones of `transformers` and of `diffusers`: what the two frameworks do alike under different names.
 
-A family says which library its class is from. Networks are built from their configs and read from safetensors; the
+A family says which of them its class is from. Networks are built from their configs and read from safetensors; the
 class is always the caller's, never one that a file names.
 """
 
@@ -18,8 +18,8 @@ from transformers.utils import logging as transformers_logging
 from diffusionblocks.errors import InputError
 
 
-class Library(Protocol):
-    """What is asked of a library of networks."""
+class Framework(Protocol):
+    """What is asked of a framework of networks."""
 
     weights_file: str
 
@@ -44,7 +44,7 @@ class Library(Protocol):
         ...
 
     def save(self, backbone: Any, folder: Path, state: dict[str, Tensor]) -> None:
-        """Write config.json and the weights into an existing folder, as the library itself reads them."""
+        """Write config.json and the weights into an existing folder, as the framework itself reads them."""
         ...
 
     def load(self, backbone_class: Any, folder: Path) -> nn.Module:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from diffusionblocks import precondition
-from diffusionblocks.backbones import TRANSFORMERS, Library
+from diffusionblocks.backbones import TRANSFORMERS, Framework
 from diffusionblocks.conditioning import Conditioning, LevelSlot, Modulate, NoiseLevel
 from diffusionblocks.config import BlockwiseConfig
 from diffusionblocks.errors import InputError
@@ -60,7 +60,7 @@ class Block(nn.Module, abc.ABC):
     """
 
     family: ClassVar[str]
-    library: ClassVar[Library] = TRANSFORMERS
+    framework: ClassVar[Framework] = TRANSFORMERS
     backbone_class: ClassVar[type[nn.Module]]
     layers_path: ClassVar[str]
     has_targets: ClassVar[bool] = False
@@ -217,7 +217,7 @@ class Block(nn.Module, abc.ABC):
     def enable_checkpointing(self) -> None:
         """Recompute each layer's activations in the backward pass (non-reentrant) at the level of its own forward."""
         contexts = None if self.conditioning is None else self.slot.checkpoint_contexts
-        self.library.enable_checkpointing(self.backbone, contexts)
+        self.framework.enable_checkpointing(self.backbone, contexts)
 
 
 def law_of(config: BlockwiseConfig) -> LogNormal:

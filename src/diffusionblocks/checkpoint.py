@@ -134,8 +134,8 @@ def canonical_state(module: nn.Module) -> dict[str, Tensor]:
 def save_network(unit: nn.Module, folder: Path) -> None:
     """Write a block (or a plain network: a unit with nothing beside its backbone) into an existing folder."""
     unit = uncompiled(unit)
-    backbone, library = uncompiled(unit.get_submodule("backbone")), unit.library
-    library.save(backbone, folder, canonical_state(backbone))  # type: ignore[union-attr]
+    backbone, framework = uncompiled(unit.get_submodule("backbone")), unit.framework
+    framework.save(backbone, folder, canonical_state(backbone))  # type: ignore[union-attr]
     added = {name: t for name, t in canonical_state(unit).items() if not name.startswith("backbone.")}
     if added:
         save_tensors(added, folder / ADDED_FILE)
@@ -148,8 +148,8 @@ def load_backbone(unit: nn.Module, folder: Path) -> nn.Module:
         InputError: missing or broken files, missing or unexpected weights.
     """
     unit = uncompiled(unit)
-    library: Any = unit.library
-    return library.load(type(uncompiled(unit.get_submodule("backbone"))), folder)
+    framework: Any = unit.framework
+    return framework.load(type(uncompiled(unit.get_submodule("backbone"))), folder)
 
 
 def load_added(unit: nn.Module, folder: Path) -> None:

@@ -41,9 +41,9 @@ def convert(
         InputError: a network that cannot be converted (which layer, and why), or a setting out of range.
     """
     block_class = family_of(backbone)
-    base = block_class.library.config_of(backbone)
+    base = block_class.framework.config_of(backbone)
     config = blockwise_config(base, num_blocks=num_blocks, preset=preset, **settings)
-    parts = split_layers(block_class.library.num_layers(base), config.num_blocks, config.layer_split)
+    parts = split_layers(block_class.framework.num_layers(base), config.num_blocks, config.layer_split)
     if not isinstance(backbone, nn.Module):
         return BlockwiseModel([build_block(base, config, k, seed) for k in range(num_blocks)], config)
     check_layers(backbone, block_class)
@@ -64,7 +64,7 @@ def family_of(backbone: Any) -> type[Any]:
     known = []
     for family in FAMILIES:
         block_class = block_class_of(family)
-        if block_class.library.takes(backbone, block_class.backbone_class):
+        if block_class.framework.takes(backbone, block_class.backbone_class):
             return block_class
         known.append(block_class.backbone_class.__name__)
     name = type(backbone).__name__
@@ -91,7 +91,7 @@ def with_measured_scale(config: BlockwiseConfig, backbone_config: Any) -> Blockw
 def build_block(backbone_config: Any, config: BlockwiseConfig, index: int, seed: int) -> Block:
     """Build one block from scratch, initialised from (seed, index) alone."""
     block_class = family_of(backbone_config)
-    num_layers = block_class.library.num_layers(backbone_config)
+    num_layers = block_class.framework.num_layers(backbone_config)
     part = split_layers(num_layers, config.num_blocks, config.layer_split)[index]
     with seeded("cpu", seed, "backbone", index):
         shallow = _build(block_class, backbone_config, part)
@@ -110,8 +110,8 @@ def assemble(
 
 def _build(block_class: type[Block], backbone_config: Any, part: range) -> nn.Module:
     """A fresh network with the layers of `part` alone."""
-    library = block_class.library
-    network = library.build(block_class.backbone_class, library.shallow(backbone_config, part))
+    framework = block_class.framework
+    network = framework.build(block_class.backbone_class, framework.shallow(backbone_config, part))
     block_class.initialise(network)
     return network
 
@@ -123,7 +123,7 @@ def cut(backbone: Any, part: range, block_class: type[Block]) -> Any:
         InputError: weights that the rebuilt network does not have, or lacks, by name.
     """
     with seeded("cpu", 0, "cut"):
-        shallow: Any = _build(block_class, block_class.library.config_of(backbone), part)
+        shallow: Any = _build(block_class, block_class.framework.config_of(backbone), part)
     parameter = next(backbone.parameters())
     shallow = shallow.to(device=parameter.device, dtype=parameter.dtype)
     state = _renumber(backbone.state_dict(), part, block_class.layers_path + ".")
@@ -141,8 +141,8 @@ def check_layers(backbone: Any, block_class: type[Block]) -> None:
         InputError: the first such layer, by name, or a stack of another length than the config says.
     """
     path, layers = block_class.layers_path, backbone.get_submodule(block_class.layers_path)
-    config = block_class.library.config_of(backbone)
-    count = block_class.library.num_layers(config)
+    config = block_class.framework.config_of(backbone)
+    count = block_class.framework.num_layers(config)
     if len(layers) != count:
         raise InputError(path, len(layers), f"{count} layers, as its config says")
     with seeded("cpu", 0, "cut"):

@@ -30,7 +30,7 @@ class DitBlock(Block):
     """
 
     family = "dit"
-    library = DIFFUSERS
+    framework = DIFFUSERS
     backbone_class = DiTTransformer2DModel
     layers_path = "transformer_blocks"
     config: DitConfig

@@ -58,7 +58,7 @@ class PlainVit(nn.Module):
         name: its folder's name.
     """
 
-    library = TRANSFORMERS
+    framework = TRANSFORMERS
 
     def __init__(self, backbone: PreTrainedModel, index: int = 0, name: str = "network"):
         super().__init__()
@@ -91,7 +91,7 @@ class PlainVit(nn.Module):
 
     def enable_checkpointing(self) -> None:
         """Recompute each layer's activations in the backward pass (non-reentrant)."""
-        self.library.enable_checkpointing(self.backbone, None)
+        self.framework.enable_checkpointing(self.backbone, None)
 
 
 class VitBlock(Block):

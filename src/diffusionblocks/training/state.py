@@ -87,9 +87,9 @@ def load_unit(path: Path, unit: nn.Module, averaged: bool) -> int:
             raise InputError(
                 "checkpoint", str(path), f"{name} {value}", f"it is of another run, with {state.get(name)}"
             )
-    stored, library = checkpoint.load_backbone(unit, path), unit.library
+    stored, framework = checkpoint.load_backbone(unit, path), unit.framework
     backbone = unit.get_submodule("backbone")
-    checkpoint.load_state(backbone, dict(stored.state_dict()), path / library.weights_file)  # type: ignore[union-attr]
+    checkpoint.load_state(backbone, dict(stored.state_dict()), path / framework.weights_file)  # type: ignore[union-attr]
     if isinstance(unit, Block):
         checkpoint.load_added(unit, path)
     if averaged and (path / "ema.safetensors").exists():
