@@ -12,8 +12,7 @@ from safetensors.torch import load_file
 
 from diffusionblocks import BlockwiseModel, TensorBatches, Trainer
 from diffusionblocks.cli import main
-from diffusionblocks.data.images import to_float
-from diffusionblocks.evaluation.generation import to_pixels
+from diffusionblocks.data.images import to_float, to_uint8
 from diffusionblocks.evaluation.grid import read_picture
 from diffusionblocks.recipes import RECIPES, resolve
 from diffusionblocks.training.data import DataFacts, load_split
@@ -81,7 +80,7 @@ def test_sampling_writes_the_images_of_the_model(digits, tmp_path, capsys):
     assert main([*command, *one]) == 0
     assert np.array_equal(pixels(tmp_path / "all.png"), pixels(tmp_path / "one.png"))
     model = BlockwiseModel.from_pretrained(digits / "model")
-    images = to_pixels(model.decode(torch.tensor([3, 0, 1, 3, 0, 1, 3]), guidance=2.0, seed=5))
+    images = to_uint8(model.decode(torch.tensor([3, 0, 1, 3, 0, 1, 3]), guidance=2.0, seed=5))
     files = sorted((tmp_path / "each").iterdir())
     assert [file.name for file in files] == [f"{k:06}-class-{c}.png" for k, c in enumerate([3, 0, 1, 3, 0, 1, 3])]
     for file, image in zip(files, images, strict=True):

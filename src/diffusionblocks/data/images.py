@@ -129,8 +129,8 @@ def check_trainable(image_set: ImageSet) -> tuple[str, ...]:
     Raises:
         InputError: fewer than two classes have an image.
     """
-    counts = torch.bincount(image_set.labels, minlength=image_set.num_classes)
-    present = [name for name, count in zip(image_set.classes, counts.tolist(), strict=True) if count]
+    absent = absent_classes(image_set.labels, image_set.classes)
+    present = [name for name in image_set.classes if name not in absent]
     if len(present) < 2:
         raise InputError(
             "training labels",
@@ -138,7 +138,13 @@ def check_trainable(image_set: ImageSet) -> tuple[str, ...]:
             "at least two classes with images (one class only: a classifier has nothing to learn)",
             "add images of another class",
         )
-    return tuple(name for name, count in zip(image_set.classes, counts.tolist(), strict=True) if not count)
+    return absent
+
+
+def absent_classes(labels: Tensor, classes: Sequence[str]) -> tuple[str, ...]:
+    """Names of the classes of which no label (N,) is, in class order."""
+    counts = torch.bincount(labels, minlength=len(classes)).tolist()
+    return tuple(name for name, count in zip(classes, counts, strict=True) if not count)
 
 
 def split_rows(labels: np.ndarray, split: str, fraction: float, seed: int) -> np.ndarray:

@@ -20,7 +20,7 @@ from transformers import ResNetConfig, ResNetForImageClassification
 from transformers.utils import logging as transformers_logging
 
 from diffusionblocks.backbones import TRANSFORMERS
-from diffusionblocks.checkpoint import atomic_folder
+from diffusionblocks.checkpoint import atomic_folder, digest
 from diffusionblocks.config import read_json, validate
 from diffusionblocks.data.images import ImageSet, to_float
 from diffusionblocks.data.order import batch_rows
@@ -89,7 +89,7 @@ class ClassifierFeatures:
             InputError: missing or broken files, or weights of another SHA-256 than features.json has.
         """
         record = validate(FeaturesRecord, read_json(folder / RECORD), str(folder / RECORD))
-        if not (folder / WEIGHTS).is_file() or _sha256(folder / WEIGHTS) != record.sha256:
+        if not (folder / WEIGHTS).is_file() or digest(folder / WEIGHTS) != record.sha256:
             todo = f"remove {folder} and train the features again"
             raise InputError("file", str(folder / WEIGHTS), f"weights with the SHA-256 of {RECORD}", todo)
         network = TRANSFORMERS.load(ResNetForImageClassification, folder)
@@ -165,7 +165,7 @@ def train_features(
         network.save_pretrained(draft)
         record = FeaturesRecord(
             name=f"classifier (ResNet, F={WIDTHS[-1]}, trained on {len(images)} images)",
-            sha256=_sha256(draft / WEIGHTS),
+            sha256=digest(draft / WEIGHTS),
             num_features=WIDTHS[-1],
             data=data,
             settings=settings,
@@ -315,9 +315,4 @@ def inception_features(weights: Path | None) -> InceptionFeatures:
         # torch.load and load_state_dict raise RuntimeError, UnpicklingError, EOFError, KeyError and more.
         reason = f"it cannot be read: {type(error).__name__}: {error}"[:300]
         raise InputError("weights", str(weights), known, reason) from error
-    return InceptionFeatures(network, _sha256(weights))
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+    return InceptionFeatures(network, digest(weights))

@@ -17,10 +17,10 @@ from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
 from diffusionblocks.block import edges_of, law_of, plan_of
-from diffusionblocks.data.images import ImageSet, to_float
+from diffusionblocks.data.images import ImageSet, to_float, to_uint8
 from diffusionblocks.errors import InputError
 from diffusionblocks.evaluation.image_quality import image_quality, samples_needed
-from diffusionblocks.families.dit import DitBlock, check_sampling, generate
+from diffusionblocks.families.dit import check_sampling, generate, held
 from diffusionblocks.memory import forward_memory
 from diffusionblocks.model import BlockwiseModel
 from diffusionblocks.randomness import keyed_generator
@@ -53,11 +53,6 @@ class GenerationOptions:
     vae: str | None = None
 
 
-def to_pixels(images: Tensor) -> Tensor:
-    """Images in [-1, 1] (N, C, H, W) as uint8; what lies outside is clipped."""
-    return ((images.clamp(-1, 1) + 1) * 127.5).round().to(torch.uint8)
-
-
 def sample_classes(count: int, classes: Sequence[int]) -> Tensor:
     """Classes of `count` images: the given ones in turn, (count,) int64."""
     return torch.tensor([classes[k % len(classes)] for k in range(count)])
@@ -69,7 +64,7 @@ def evaluate_generator(
     data: Data,
     features: Any | None,
     options: GenerationOptions | None = None,
-    to_images: Callable[[Tensor], Tensor] = to_pixels,
+    to_images: Callable[[Tensor], Tensor] = to_uint8,
 ) -> tuple[dict[str, Any], Tensor]:
     """Samples against the real images of a split, the denoising error by level, and what a sample costs.
 
@@ -99,7 +94,7 @@ def evaluate_generator(
     real: Any = None if features is None else features(_real_images(data, to_images))
     sampling, shown = [], None
     for seed in options.seeds:
-        images = to_images(_generated(model, labels, plan, seed, options.batch_size, request))
+        images = to_images(generate(held(blocks), labels, plan, seed=seed, batch_size=options.batch_size, **request))
         shown = images if shown is None else shown
         quality = {} if features is None else image_quality(real, features(images), seed)
         sampling.append({"seed": seed, **quality})
@@ -121,7 +116,7 @@ def evaluate_generator(
         "denoising": errors,
         "denoising_error": float(np.mean([row["error"] for row in errors])),
         **flops(model, plan, request),
-        "memory_bytes": sampling_memory(model, plan, request, labels[: options.batch_size]),
+        "memory_bytes": sampling_memory(model, request, labels[: options.batch_size]),
     }, shown
 
 
@@ -169,23 +164,16 @@ def flops(model: BlockwiseModel, plan: Any, request: dict[str, Any]) -> dict[str
             block(torch.zeros(1, dtype=torch.long, device=device), z, sigma)
         by_block[block.index] = counter.get_total_flops()
     with FlopCounterMode(display=False) as counter:
-        _generated(model, torch.zeros(1, dtype=torch.long), plan, 0, 1, request)
+        generate(held(model.block_list), torch.zeros(1, dtype=torch.long), plan, **request)
     per_step = float(np.mean([by_block[step.block] for step in plan.steps]))
     return {"flops_per_step": per_step, "flops_per_image": counter.get_total_flops()}
 
 
-def sampling_memory(model: BlockwiseModel, plan: Any, request: dict[str, Any], labels: Tensor) -> dict[str, int]:
-    """Maxima by kind while a batch is sampled with all blocks resident."""
-    return forward_memory(model, lambda: _generated(model, labels, plan, 0, len(labels), request))
-
-
-def _generated(
-    model: BlockwiseModel, labels: Tensor, plan: Any, seed: int, size: int, request: dict[str, Any]
-) -> Tensor:
-    """Samples by blocks that are all resident, (N, C, H, W) in their own units."""
-    loaders: list[Callable[[], DitBlock]] = [lambda block=block: block for block in model.block_list]  # type: ignore[misc]
-    device = next(model.parameters()).device
-    return generate(loaders, labels, plan, seed=seed, batch_size=size, device=device, **request)
+def sampling_memory(model: BlockwiseModel, request: dict[str, Any], labels: Tensor) -> dict[str, int]:
+    """Maxima by kind while a batch is sampled with all blocks resident; more steps than two of a block add nothing."""
+    plan = plan_of(model.config, 2 * len(model.block_list))
+    blocks = held(model.block_list)
+    return forward_memory(model, lambda: generate(blocks, labels, plan, batch_size=len(labels), **request))
 
 
 def _real_images(data: Data, to_images: Callable[[Tensor], Tensor]) -> Tensor:

@@ -12,15 +12,16 @@ from torch import Tensor
 
 from diffusionblocks import model as saved
 from diffusionblocks.block import plan_of
+from diffusionblocks.config import read_json
+from diffusionblocks.data.images import to_uint8
 from diffusionblocks.data.latents import decode, load_vae
 from diffusionblocks.errors import InputError
-from diffusionblocks.evaluation.generation import sample_classes, to_pixels
+from diffusionblocks.evaluation.generation import sample_classes
 from diffusionblocks.evaluation.grid import picture, write_grid
-from diffusionblocks.families.dit import BlockLoader, check_sampling, generate
+from diffusionblocks.families.dit import BlockLoader, check_sampling, generate, held
 from diffusionblocks.model import BlockwiseModel, load_block, read_model
-from diffusionblocks.run_config import DitRun
 from diffusionblocks.training.data import DataFacts
-from diffusionblocks.training.run import load_config, load_trained
+from diffusionblocks.training.run import CONFIG_FILE, load_config, load_trained
 
 
 @dataclass(frozen=True)
@@ -67,21 +68,17 @@ def sample_run(folder: Path, options: SampleOptions, grid: Path, out: Path | Non
     if not grid.parent.is_dir():
         raise InputError("grid", str(grid), "a file in a folder that exists", "make the folder first")
     config, loaders, names = loaders_of(folder, options.resident)
-    if config.family != "dit":
-        raise InputError(
-            "run", str(folder), "a model that generates images", f"this one is of the family {config.family}"
-        )
-    is_run = (folder / "config.json").exists()
-    latent = is_run and getattr(load_config(folder), "dataset", "") == "latents"
-    if latent and options.vae is None:
+    is_run = (folder / CONFIG_FILE).exists()
+    is_latent = is_run and load_config(folder).dataset == "latents"
+    # A saved model does not say what it was trained on, but no image has 4 channels.
+    if options.vae is None and (is_latent or len(config.data_mean) not in (1, 3)):
         raise InputError("vae", None, "the autoencoder that the latents were encoded with", "set --vae DIR")
     vae = None if options.vae is None else load_vae(options.vae)
     plan = plan_of(config, options.num_sampling_steps)
     guidance = config.guidance if options.guidance is None else options.guidance
     sampler = options.sampler or config.sampler
     check_sampling(sampler, guidance, len(loaders))
-    num_classes = num_classes_of(loaders) if names is None else len(names)
-    classes = parse_classes(options.classes, names or tuple(str(k) for k in range(num_classes)))
+    classes = parse_classes(options.classes, names)
     start = time.perf_counter()
     with Progress(console=Console(stderr=True), transient=True) as progress:
         task = progress.add_task("sampling", total=options.num * len(plan.steps))
@@ -97,7 +94,7 @@ def sample_run(folder: Path, options: SampleOptions, grid: Path, out: Path | Non
             advance=lambda count: progress.advance(task, count),
         )
     seconds = time.perf_counter() - start
-    pixels = to_pixels(images) if vae is None else decode(vae, images)
+    pixels = to_uint8(images) if vae is None else decode(vae, images)
     write_grid(pixels, grid, len(classes) if 1 < len(classes) <= 20 else None)
     if out is not None:
         out.mkdir(parents=True, exist_ok=True)
@@ -107,43 +104,38 @@ def sample_run(folder: Path, options: SampleOptions, grid: Path, out: Path | Non
     return f"{options.num} images ({how}) in {seconds:.1f} s, {options.num / seconds:.1f} images/s: {grid}"
 
 
-def loaders_of(folder: Path, resident: str = "all") -> tuple[Any, list[BlockLoader], tuple[str, ...] | None]:
-    """What gives each block of a run or a saved model, with its config and (of a run) the names of the classes.
+def loaders_of(folder: Path, resident: str = "all") -> tuple[Any, list[BlockLoader], tuple[str, ...]]:
+    """What gives each block of a run or a saved model, with its config and the names of the classes.
 
-    With "one" each block is read from disk when it is asked for, and kept by nobody else.
+    With "one" each block is read from disk when it is asked for, and kept by nobody else. A saved model has no names
+    but numbers.
 
     Raises:
-        InputError: neither a run nor a saved model; "one" of a run that has no model written.
+        InputError: neither a run nor a saved model; one of another family; "one" of a run that has no model written.
     """
     is_model = (folder / saved.CONFIG_FILE).exists()
-    names = None if is_model else DataFacts.read(folder).classes
     path = folder if is_model else folder / "model"
-    if is_model or (path / saved.CONFIG_FILE).exists():
-        config, targets = read_model(path)
-        if resident == "one":
-            return config, [_reader(path, config, index, targets) for index in range(config.num_blocks)], names
-        model: Any = BlockwiseModel.from_pretrained(path)
-    else:
-        run = load_config(folder)
+    family = (read_model(folder)[0] if is_model else load_config(folder)).family
+    if family != "dit":
+        raise InputError("run", str(folder), "a model that generates images", f"this one is of the family {family}")
+    if not (path / saved.CONFIG_FILE).exists():
         if resident == "one":
             raise InputError("resident", "one", f"a finished run, with {path}", "train it to the end, or take all")
-        model = load_trained(folder, run)[0]
-        if not isinstance(run, DitRun):
-            raise InputError("run", str(folder), "a model that generates images", f"its family is {run.family}")
-    return model.config, [_holder(block) for block in model.block_list], names
+        model: Any = load_trained(folder, load_config(folder))[0]
+        return model.config, held(model.block_list), DataFacts.read(folder).classes
+    if is_model:
+        count = read_json(path / "block-0" / "config.json")["num_embeds_ada_norm"]
+        names = tuple(str(k) for k in range(count))
+    else:
+        names = DataFacts.read(folder).classes
+    config, targets = read_model(path)
+    if resident == "all":
+        return config, held(BlockwiseModel.from_pretrained(path).block_list), names
+    return config, [_reader(path, config, index, targets) for index in range(config.num_blocks)], names
 
 
 def _reader(path: Path, config: Any, index: int, targets: Tensor | None) -> Callable[[], Any]:
     return lambda: load_block(path, config, index, targets)
-
-
-def _holder(block: Any) -> Callable[[], Any]:
-    return lambda: block
-
-
-def num_classes_of(loaders: Sequence[BlockLoader]) -> int:
-    """K, as the first block says."""
-    return loaders[0]().num_classes
 
 
 def parse_classes(text: str, names: Sequence[str]) -> list[int]:

@@ -4,12 +4,12 @@ from pathlib import Path
 from typing import Any
 
 from diffusionblocks.config import SAMPLING
-from diffusionblocks.data.images import ImageSet
+from diffusionblocks.data.images import ImageSet, to_uint8
 from diffusionblocks.data.latents import decode, load_vae
 from diffusionblocks.errors import InputError
 from diffusionblocks.evaluation.classification import EvalOptions, evaluate_blocks, evaluate_plain
 from diffusionblocks.evaluation.features import inception_features, train_features
-from diffusionblocks.evaluation.generation import GenerationOptions, evaluate_generator, to_pixels
+from diffusionblocks.evaluation.generation import GenerationOptions, evaluate_generator
 from diffusionblocks.evaluation.grid import write_grid
 from diffusionblocks.model import BlockwiseModel
 from diffusionblocks.run_config import AnyRun, DitRun
@@ -67,7 +67,7 @@ def _score_generator(
     picture: Path, config: Any, data: Data, model: BlockwiseModel, options: GenerationOptions
 ) -> dict[str, Any]:
     """Scores of a generator, with a picture of its samples."""
-    to_images: Any = to_pixels
+    to_images: Any = to_uint8
     if not isinstance(data, ImageSet):
         if options.vae is None:
             raise InputError("vae", None, "the autoencoder that the latents were encoded with", "set --vae DIR")

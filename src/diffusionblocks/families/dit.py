@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
+from diffusers.models.embeddings import LabelEmbedding
 from diffusers.models.modeling_outputs import Transformer2DModelOutput
 from diffusers.models.transformers.dit_transformer_2d import DiTTransformer2DModel
 from torch import Tensor, nn
@@ -53,8 +54,8 @@ class DitBlock(Block):
         self.data_scale: Tensor
         # Every layer has a label embedder that would drop labels on its own; labels are dropped once a sample, by us.
         for module in backbone.modules():
-            if type(module).__name__ == "LabelEmbedding":
-                module.dropout_prob = 0.0  # type: ignore[assignment]
+            if isinstance(module, LabelEmbedding):
+                module.dropout_prob = 0.0
 
     @classmethod
     def initialise(cls, backbone: Any) -> None:
@@ -153,8 +154,7 @@ class DitBlock(Block):
         """Images of classes x (B,), in their own units (B, C, H, W); arguments as for `generate`."""
         if options:
             raise InputError("option", sorted(options), "one of sampler, guidance, seed, batch_size")
-        loaders: list[Any] = [lambda block=block: block for block in blocks]
-        return generate(loaders, x, plan, sampler=sampler, guidance=guidance, seed=seed, batch_size=batch_size)
+        return generate(held(blocks), x, plan, sampler=sampler, guidance=guidance, seed=seed, batch_size=batch_size)
 
     @classmethod
     def output(cls, decoded: Tensor, labels: Tensor | None) -> Transformer2DModelOutput:
@@ -162,6 +162,11 @@ class DitBlock(Block):
         if labels is not None:
             raise InputError("labels", tuple(labels.shape), "none: the classes to generate are the input itself")
         return Transformer2DModelOutput(sample=decoded)  # type: ignore[arg-type]
+
+
+def held(blocks: Sequence[Any]) -> list[BlockLoader]:
+    """Loaders of blocks that are in memory already, all of them."""
+    return [lambda block=block: block for block in blocks]
 
 
 @torch.no_grad()
@@ -174,7 +179,7 @@ def generate(
     guidance: float | Sequence[float] = 1.0,
     seed: int = 0,
     batch_size: int = 64,
-    device: torch.device | str = "cpu",
+    device: torch.device | str | None = None,
     advance: Callable[[int], None] = lambda images: None,
 ) -> Tensor:
     """Run the plan block by block: every image goes through a block's steps before the next block is asked for.
@@ -189,7 +194,7 @@ def generate(
         guidance: one scale, or one for each block.
         seed: image number k starts from noise of the key (seed, k), whatever is generated beside it.
         batch_size: images at a time.
-        device: where to compute.
+        device: where to compute; None: where each block is.
         advance: called with a number of images after each step of a batch, to show progress.
 
     Returns:
@@ -204,13 +209,16 @@ def generate(
     states: list[Tensor] = []
     images: list[Tensor] = []
     for index, load in enumerate(loaders):
-        block = load().to(device)
+        block = load()
+        if device is not None:
+            block.to(device)
+        place = block.data_mean.device
         check_request(block, x, scales[index])
         if not states:
             states = [plan.steps[0].sigma * start_noise(rows, block.target_shape, seed) for rows in batches]
         for number, rows in enumerate(batches):
-            denoise = block.guided(x[rows.start : rows.stop].to(device), scales[index])
-            z = states[number].to(device)
+            denoise = block.guided(x[rows.start : rows.stop].to(place), scales[index])
+            z = states[number].to(place)
             for step in plan.steps:
                 if step.block == index:
                     z, _ = steps[number](denoise, z, step, None)

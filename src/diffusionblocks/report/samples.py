@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from PIL import Image
 from torch import Tensor, nn
 
 from diffusionblocks.block import plan_of
 from diffusionblocks.data.images import ImageSet, to_float
+from diffusionblocks.evaluation.grid import picture
 from diffusionblocks.families.vit import chain, log_probs
 from diffusionblocks.model import BlockwiseModel
 from diffusionblocks.randomness import keyed_generator
@@ -96,7 +96,6 @@ def _answer(stage: str, log: Tensor, label: int, classes: tuple[str, ...]) -> An
 
 def _data_uri(image: Tensor) -> str:
     """A uint8 image (C, H, W) as a PNG inside a data URI."""
-    pixels = image.permute(1, 2, 0).squeeze(-1).numpy()
     out = io.BytesIO()
-    Image.fromarray(pixels).save(out, format="PNG", optimize=True)
+    picture(image).save(out, format="PNG", optimize=True)
     return png_uri(out.getvalue())

@@ -12,7 +12,7 @@ from diffusionblocks import checkpoint
 from diffusionblocks.config import read_json
 from diffusionblocks.data.augment import RandAugment
 from diffusionblocks.data.batches import Batches, GenerationBatches, ImageBatches, LatentBatches
-from diffusionblocks.data.images import ImageSet, check_trainable
+from diffusionblocks.data.images import ImageSet, absent_classes, check_trainable
 from diffusionblocks.data.latents import LatentSet
 from diffusionblocks.data.moments import mean_and_std
 from diffusionblocks.data.sources import load_images
@@ -124,8 +124,7 @@ def training_batches(config: AnyRun, data: Data) -> tuple[Batches, Sequence[str]
         InputError: a classifier's data with one class alone.
     """
     if isinstance(config, DitRun):
-        present = set(data.labels.tolist())
-        absent = [name for label, name in enumerate(data.classes) if label not in present]
+        absent = absent_classes(data.labels, data.classes)
         if isinstance(data, LatentSet):
             return LatentBatches(data), absent
         return GenerationBatches(data, config.flip), absent
