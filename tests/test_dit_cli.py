@@ -197,6 +197,13 @@ def test_latents_from_pixels_to_samples(pictures, tmp_path, capsys):
     assert pixels(tmp_path / "grid.png").shape == (2 * 66 - 2, 2 * 66 - 2, 3)
     evaluate = ["eval", run, "--vae", str(tmp_path / "vae")]
     assert "features=None: expected inception for latents" in refused(capsys, evaluate)
+    few = ["--features", "none", "--samples", "4", "--sampling-seeds", "1"]
+    assert main([*evaluate, *few]) == 0
+    result = json.loads((tmp_path / "run/eval-test.json").read_text())
+    assert "fid" not in result
+    assert result["denoising_error"] > 0
+    assert pixels(tmp_path / "run/eval-test.png").shape == (2 * 66 - 2, 2 * 66 - 2, 3)
+    assert "expected a FID" in refused(capsys, ["report", run])
 
 
 def test_the_papers_recipe_starts_on_the_files_of_cifar_10(tmp_path):

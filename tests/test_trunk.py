@@ -72,6 +72,12 @@ def test_the_rate_can_follow_the_budget_that_is_used_up(trunk):
     assert (branch.first, branch.last - branch.first) == (stem.last, 40 - int(40 * trunk))
 
 
+def test_a_trunk_goes_with_levels_drawn_from_a_longer_plan(tmp_path):
+    drawn = flags(plan_draws=0.5, num_sampling_steps=4)
+    assert main(["train", "vit-digits", "--run", str(tmp_path / "run"), *drawn]) == 0
+    assert (tmp_path / "run/model/block-2").is_dir()
+
+
 def test_it_is_what_the_same_steps_give_by_hand(run_dir):
     """12 updates of one block over the whole range, then 4 of each block from its weights, moments and averages."""
     config = resolve("vit-digits", flags=TINY)

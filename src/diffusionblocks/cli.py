@@ -71,7 +71,7 @@ def _parser() -> _Parser:
     evaluate.add_argument(
         "--features",
         metavar="DIR",
-        help="dit: what FID is measured with: inception, or the folder of a classifier, which is trained on the "
+        help="dit: what FID is measured with: inception, none, or the folder of a classifier, which is trained on the "
         "training split if it is not there (default: features-DATASET beside the run)",
     )
     evaluate.add_argument("--data-dir", metavar="DIR", help="where the data are now (default: the run's)")

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from diffusionblocks import checkpoint
-from diffusionblocks.comparison import GUIDANCE_2, Comparison, Entry
+from diffusionblocks.comparison import Comparison, Entry
 from diffusionblocks.config import read_json
 from diffusionblocks.evaluation.costs import losses, sampling_speed, step_memory, step_times
 from diffusionblocks.evaluation.score import run_with, score_run
@@ -89,7 +89,7 @@ def _options(comparison: Comparison, entry: Entry, folder: Path) -> Any:
     return GenerationOptions(
         samples=comparison.samples,
         seeds=range(comparison.sampling_seeds),
-        guidance=2.0 if entry.variant == GUIDANCE_2 else None,
+        guidance=entry.guidance,
         features=str(folder / "features"),
     )
 

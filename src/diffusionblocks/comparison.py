@@ -30,12 +30,11 @@ VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
         "blocks 6": {"num_blocks": 6},
         "cut uniform-log": {"cut": "uniform-log"},
         "overlap 0": {"gamma": 0.0},
-        "guidance 2": {},
+        "guidance 2": {"guidance": 2.0},
     },
 }
-"""Of each family what blocks are trained with besides; guidance is a second score of the same runs, end to end too."""
-
-GUIDANCE_2 = "guidance 2"
+"""Of each family what blocks are trained with besides. Guidance takes no training: it is a further score of the runs of
+blocks and end to end."""
 
 
 @dataclass(frozen=True)
@@ -49,6 +48,7 @@ class Entry:
         trained: settings of the run; those of the row, unless it is a member of an ensemble.
         variant: what else is different from the row's method, in words.
         size: what makes its costs others than its method's: another number of blocks.
+        guidance: how it is scored, if not as its settings say.
     """
 
     run: str
@@ -57,6 +57,7 @@ class Entry:
     trained: AnyRun
     variant: str = ""
     size: str = ""
+    guidance: float | None = None
 
     @property
     def cost(self) -> str:
@@ -67,7 +68,7 @@ class Entry:
     @property
     def score_name(self) -> str:
         """What its result's file has in its name besides the split."""
-        return "-guidance-2" if self.variant == GUIDANCE_2 else ""
+        return "" if self.guidance is None else f"-guidance-{self.guidance:g}"
 
 
 @dataclass(frozen=True)
@@ -138,18 +139,18 @@ class Comparison:
             entry = Entry(run + suffix, method, config, *(trained or [config]))
             main.append(entry)
             yield entry
-        for variant in variants if "blocks" in methods else ():
-            if variant != GUIDANCE_2:
-                config = self.config(**VARIANTS[self.family][variant], **key)
-                run = f"blocks-{variant.replace(' ', '-')}{suffix}"
-                if "num_blocks" in VARIANTS[self.family][variant]:
-                    yield Entry(run, "blocks", config, config, size=f"B = {config.num_blocks}")
-                else:
-                    yield Entry(run, "blocks", config, config, variant)
-        if GUIDANCE_2 in variants:
-            for entry in main:
-                if entry.config.budget == "layer-evaluations" and entry.method != "shallow":
-                    yield dataclasses.replace(entry, variant=GUIDANCE_2)
+        for variant in variants:
+            changed = VARIANTS[self.family][variant]
+            if "guidance" in changed:
+                scored = [e for e in main if e.config.budget == "layer-evaluations" and e.method != "shallow"]
+                yield from (dataclasses.replace(e, variant=variant, **changed) for e in scored)
+            elif "blocks" in methods:
+                config, run = self.config(**changed, **key), f"blocks-{variant.replace(' ', '-')}{suffix}"
+                # The number of blocks has a column of its own.
+                other: dict[str, Any] = (
+                    {"size": f"B = {config.num_blocks}"} if "num_blocks" in changed else {"variant": variant}
+                )
+                yield Entry(run, "blocks", config, config, **other)
 
     def _main(self, **key: int) -> Iterator[tuple[Any, ...]]:
         """(run, method, settings of the row, settings of the run if they are others) of the table's main rows."""

@@ -39,7 +39,7 @@ class GenerationOptions:
         seeds: seeds of the start noise.
         num_sampling_steps, sampler, guidance: None: as the model's config says.
         batch_size: images at a time.
-        features: what FID is measured with: "inception", or the folder of a classifier; None: beside the run.
+        features: what FID is measured with: "inception", "none", or the folder of a classifier; None: beside the run.
         vae: folder of the autoencoder that decodes latents.
     """
 

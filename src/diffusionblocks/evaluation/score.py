@@ -82,15 +82,17 @@ def _score_generator(
 
 
 def features_of(config: Any, run_dir: Path, where: str | None) -> Any:
-    """What FID is measured with: Inception, or a classifier of the training split, trained where it is not there.
+    """What FID is measured with: Inception, nothing, or a classifier of the training split, trained if need be.
 
     Raises:
         InputError: Inception without its weights; a classifier of other data; latents without Inception.
     """
+    if where == "none":
+        return None
     if where == "inception":
         return inception_features(None)
     folder = Path(where) if where is not None else run_dir.parent / f"features-{config.dataset}"
     train = load_split(config, "train")
     if not isinstance(train, ImageSet):
-        raise InputError("features", where, "inception for latents: the classifier is trained on images")
+        raise InputError("features", where, "inception for latents, or none: the classifier is trained on images")
     return train_features(train, folder)

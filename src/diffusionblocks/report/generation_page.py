@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from diffusionblocks.config import read_json
+from diffusionblocks.errors import InputError
 from diffusionblocks.report import figures
 from diffusionblocks.report.comparison import features_words
 from diffusionblocks.report.metrics import METRICS
@@ -27,6 +28,8 @@ def generation_page(run_dir: Path, split: str, prefix: str = "") -> dict[str, An
         InputError: a file that cannot be read.
     """
     settings, result = settings_of(run_dir), read_json(run_dir / f"eval-{split}.json")
+    if FID.name not in result:
+        raise InputError("run", str(run_dir), f"a {FID.label} on the {split} split", "evaluate it with --features")
     noise, score = noise_of(settings), f"{FID.label} {result['fid']:.{FID.digits}f}"
     is_cut, levels = noise.num_blocks > 1, _levels(result["plan"])
     law_words = (

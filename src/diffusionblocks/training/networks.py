@@ -74,10 +74,7 @@ def blockwise_of(config: AnyRun, facts: DataFacts | None = None) -> BlockwiseCon
     blockwise = with_measured_scale(blockwise, backbone_config(config, config.num_layers, facts))
     if config.method == "blocks":
         return blockwise
-    alone = {"num_blocks": 1, "layer_split": None}
-    if config.method == "trunk" and blockwise.family == "vit":
-        alone["num_sampling_steps"] = None
-    return blockwise.model_copy(update=alone)
+    return blockwise.model_copy(update={"num_blocks": 1, "layer_split": None})
 
 
 def build_units(config: AnyRun, facts: DataFacts | None = None, only: int | None = None) -> list[nn.Module]:
