@@ -1,6 +1,7 @@
 """What every result carries: the command, the commit, the hardware and the versions that made it."""
 
 import importlib.metadata
+import importlib.util
 import json
 import os
 import platform
@@ -11,6 +12,8 @@ from pathlib import Path
 from typing import Any
 
 PACKAGES = ("torch", "transformers", "numpy", "scikit-learn", "diffusionblocks")
+EXTRAS = ("diffusers", "torchmetrics")
+"""Packages of the extras that results depend on, named where they are installed."""
 
 
 def provenance() -> dict[str, Any]:
@@ -23,7 +26,7 @@ def provenance() -> dict[str, Any]:
         "command": shlex.join([*program.split(" ", 1), *sys.argv[1:]]),
         "commit": _commit(),
         "hardware": {"processor": _processor(), "cores": os.cpu_count(), "system": platform.system()},
-        "versions": {"python": platform.python_version()} | {p: importlib.metadata.version(p) for p in PACKAGES},
+        "versions": {"python": platform.python_version(), **_versions()},
     }
 
 
@@ -32,6 +35,11 @@ def write_result(path: Path, result: dict[str, Any]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps({**provenance(), **result}, indent=1) + "\n", encoding="utf-8")
     print(f"written: {path}")
+
+
+def _versions() -> dict[str, str]:
+    installed = [package for package in EXTRAS if importlib.util.find_spec(package) is not None]
+    return {package: importlib.metadata.version(package) for package in (*PACKAGES, *installed)}
 
 
 def _commit() -> str:
