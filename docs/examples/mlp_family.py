@@ -8,7 +8,7 @@ from transformers.modeling_outputs import SequenceClassifierOutput
 
 from diffusionblocks import Block
 from diffusionblocks.conditioning import NoiseLevel
-from diffusionblocks.precondition import per_sample
+from diffusionblocks.precondition import per_sample, scaled
 from diffusionblocks.sampling import initial_state, trajectory
 
 
@@ -66,6 +66,7 @@ class MlpBlock(Block):
 
     def __init__(self, backbone, config, index, targets):
         super().__init__(backbone, config, index, targets)
+        self.sigma_data = config.sigma_data
         self.entry = nn.Linear(targets.shape[1], backbone.config.hidden_size)
         backbone.embed.register_forward_hook(AddToken(self.slot))
 
@@ -74,7 +75,7 @@ class MlpBlock(Block):
         return {"x": torch.zeros(1, backbone_config.num_features)}
 
     def level(self, z, sigma):
-        return NoiseLevel(token=self.entry(self.scaled(z, sigma)))
+        return NoiseLevel(token=self.entry(scaled(z, sigma, self.sigma_data)))
 
     @property
     def target_shape(self):

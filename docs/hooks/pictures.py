@@ -11,7 +11,7 @@ from settings import configs
 from small_run import losses_of_a_small_run
 
 from diffusionblocks import precondition
-from diffusionblocks.block import edges_of, law_of, plan_of
+from diffusionblocks.block import edges_of, plan_of
 from diffusionblocks.conditioning import LeanFeatures
 from diffusionblocks.partition import noise_intervals, split_layers, training_interval
 from diffusionblocks.sampling import SamplingPlan, initial_state, trajectory
@@ -27,7 +27,7 @@ def law_with_cuts() -> Figure:
     for axes, (name, config) in zip(
         drawn.subplots(2, 1, sharex=True, gridspec_kw={"hspace": 0.4}), configs().items(), strict=True
     ):
-        law, edges = law_of(config), edges_of(config)
+        law, edges = config.law(), edges_of(config)
         sigma = np.geomspace(law.sigma_min, law.sigma_max, 800)
         density = np.gradient(law.cdf(torch.from_numpy(sigma)).numpy(), np.log(sigma))
         axes.plot(sigma, density, color=INK, linewidth=0.9)
@@ -56,7 +56,7 @@ def layer_split() -> Figure:
             top.barh(0, 0.9, left=layer - 0.45, height=0.8, color=BLOCKS[block])
             top.text(layer, -0.75, str(layer), ha="center", va="center")
         interval = noise_intervals(edges_of(config))[block]
-        wide = training_interval(law_of(config), interval, config.gamma)
+        wide = training_interval(config.law(), interval, config.gamma)
         bottom.barh(block, wide.hi - wide.lo, left=wide.lo, height=0.6, color=BLOCKS[block], alpha=0.35, linewidth=0)
         width = interval.hi - interval.lo
         bottom.barh(block, width, left=interval.lo, height=0.6, color=BLOCKS[block], linewidth=0)
@@ -74,7 +74,7 @@ def layer_split() -> Figure:
 def conditioning_features() -> Figure:
     """The eight features of the lean conditioning over the noise range."""
     config = configs()["default"]
-    law = law_of(config)
+    law = config.law()
     sigma = torch.logspace(np.log10(law.sigma_min), np.log10(law.sigma_max), 800, dtype=torch.float64)
     values = LeanFeatures(law, config.conditioning_features)(sigma).numpy()
     half = values.shape[1] // 2
@@ -132,7 +132,7 @@ def training_run() -> Figure:
 def sampler_trajectory() -> Figure:
     """Paths of Euler's chain among three targets in the plane, for the exact denoiser of equally likely classes."""
     config, table = configs()["default"], simplex_table(3).double()
-    plan = SamplingPlan.build(law_of(config), edges_of(config), 60, "log")
+    plan = SamplingPlan.build(config.law(), edges_of(config), 60, "log")
 
     def denoise(z: torch.Tensor, sigma: torch.Tensor) -> torch.Tensor:
         return (z @ table.T / sigma[:, None] ** 2).softmax(dim=1) @ table

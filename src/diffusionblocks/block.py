@@ -7,19 +7,18 @@ targets; its embeddings, layers, readout and conditioning are its own.
 import abc
 import contextlib
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
-from diffusionblocks import precondition
 from diffusionblocks.backbones import TRANSFORMERS, Framework
 from diffusionblocks.conditioning import Conditioning, LevelSlot, Modulate, NoiseLevel
 from diffusionblocks.config import BlockwiseConfig
 from diffusionblocks.errors import InputError
-from diffusionblocks.noise import LogNormal, draw_levels
+from diffusionblocks.noise import draw_levels
 from diffusionblocks.partition import noise_edges, noise_intervals, training_interval
 from diffusionblocks.sampling import Denoiser, SamplingPlan
 
@@ -30,7 +29,7 @@ class NoiseDraw:
 
     Attributes:
         sigma: noise levels (B,), float64.
-        noise: unit normal noise (B, *target shape), float32.
+        noise: (B, *target shape), float32: unit normal, or uniform where tokens are masked.
         dropped: (B,) bool; these samples do not see what the family drops: z for classes, the label for images.
     """
 
@@ -50,7 +49,7 @@ class Block(nn.Module, abc.ABC):
 
     Args:
         backbone: network of the family's class that has only this block's layers.
-        config: the blockwise config, with sigma_data resolved.
+        config: the blockwise config, with all that is measured resolved.
         index: which block it is; 0 has the first layers and the noisiest range.
         targets: frozen table of target embeddings (K, target_dim), for targets that are discrete.
 
@@ -64,14 +63,15 @@ class Block(nn.Module, abc.ABC):
     backbone_class: ClassVar[type[nn.Module]]
     layers_path: ClassVar[str]
     has_targets: ClassVar[bool] = False
+    stratified: ClassVar[bool] = False  # whether a batch's levels are spread over the interval
     # The class of the family's network without noise; None where the whole network is itself a denoiser, one block.
     plain: ClassVar[type[Any] | None] = None
 
     def __init__(self, backbone: nn.Module, config: BlockwiseConfig, index: int, targets: Tensor | None = None):
         super().__init__()
-        assert config.sigma_data is not None, "convert resolves sigma_data"
-        self.config, self.index, self.sigma_data = config, index, config.sigma_data
-        self.law = law_of(config)
+        self.config, self.index = config, index
+        self.name = f"block-{index}"  # as its folder is called
+        self.law = config.law()
         self.interval = noise_intervals(edges_of(config))[index]
         self.trained_on = training_interval(self.law, self.interval, config.gamma)
         steps = [step.sigma for step in plan_of(config).steps if step.block == index]
@@ -92,11 +92,6 @@ class Block(nn.Module, abc.ABC):
         width, kind, features = backbone.config.hidden_size, self.config.conditioning, self.config.conditioning_features
         assert kind != "own"
         return Conditioning(kind, self.law, len(sites), width, features)
-
-    @property
-    def name(self) -> str:
-        """block-k: as its folder is called."""
-        return f"block-{self.index}"
 
     @property
     def layers(self) -> nn.ModuleList:
@@ -186,18 +181,19 @@ class Block(nn.Module, abc.ABC):
         sigma is from the law inside `trained_on`; a share `plan_draws` of it is from this block's levels in the stored
         plan instead (ours): with few steps a block runs at levels that the law hardly ever draws.
         """
-        sigma = draw_levels(self.law, self.trained_on.lo, self.trained_on.hi, batch_size, generator)
+        lo, hi = self.trained_on.lo, self.trained_on.hi
+        sigma = draw_levels(self.law, lo, hi, batch_size, generator, self.stratified)
         if self.config.plan_draws:
             which = torch.randint(len(self.plan_levels), (batch_size,), generator=generator)
             planned = torch.rand(batch_size, generator=generator) < self.config.plan_draws
             sigma = torch.where(planned, self.plan_levels[which], sigma)
-        noise = torch.randn(batch_size, *self.target_shape, generator=generator)
+        noise = self.draw_noise(batch_size, generator)
         dropped = torch.rand(batch_size, generator=generator) < self.dropped_share
         return NoiseDraw(sigma, noise, dropped)
 
-    def scaled(self, z: Tensor, sigma: Tensor) -> Tensor:
-        """c_in * z: the noisy target as the network sees it, (B, ...)."""
-        return precondition.per_sample(precondition.c_in(sigma, self.sigma_data), z) * z
+    def draw_noise(self, batch_size: int, generator: torch.Generator) -> Tensor:
+        """The noise of a batch's targets (B, *target shape), float32."""
+        return torch.randn(batch_size, *self.target_shape, generator=generator)
 
     @contextlib.contextmanager
     def neutral(self) -> Iterator[None]:
@@ -220,20 +216,24 @@ class Block(nn.Module, abc.ABC):
         self.framework.enable_checkpointing(self.backbone, contexts)
 
 
-def law_of(config: BlockwiseConfig) -> LogNormal:
-    """The noise law of a config."""
-    return LogNormal(config.p_mean, config.p_std, config.sigma_min, config.sigma_max)
+BlockLoader = Callable[[], Any]
+"""What gives a block of a plan when it is asked for: from memory, or from disk so that one at a time is held."""
+
+
+def held(blocks: Sequence[Block]) -> list[BlockLoader]:
+    """Loaders of blocks that are in memory already, all of them."""
+    return [lambda block=block: block for block in blocks]
 
 
 def edges_of(config: BlockwiseConfig) -> tuple[float, ...]:
     """The B + 1 edges of a config's noise ranges, decreasing."""
-    return noise_edges(law_of(config), config.num_blocks, config.cut)
+    return noise_edges(config.law(), config.num_blocks, config.cut)
 
 
 def plan_of(config: BlockwiseConfig, num_sampling_steps: int | None = None) -> SamplingPlan:
     """A config's stored sampling plan, or the one with another number of steps."""
     steps = config.num_sampling_steps or config.num_blocks if num_sampling_steps is None else num_sampling_steps
-    return SamplingPlan.build(law_of(config), edges_of(config), steps, config.spacing, config.allotment)
+    return SamplingPlan.build(config.law(), edges_of(config), steps, config.spacing, config.allotment)
 
 
 def norm_sites(backbone: Any, layers: nn.ModuleList, example: dict[str, Tensor]) -> list[nn.Module]:
@@ -256,7 +256,7 @@ def norm_sites(backbone: Any, layers: nn.ModuleList, example: dict[str, Tensor])
     parameter = next(backbone.parameters())
     try:
         with torch.no_grad():
-            backbone.eval()(**{name: t.to(parameter.device, parameter.dtype) for name, t in example.items()})
+            backbone.eval()(**{name: _placed(t, parameter) for name, t in example.items()})
     finally:
         for handle in handles:
             handle.remove()
@@ -266,3 +266,8 @@ def norm_sites(backbone: Any, layers: nn.ModuleList, example: dict[str, Tensor])
         if not any(module in found for module in layer.modules()):
             raise InputError(f"layer {number}", type(layer).__name__, "a norm to condition on the noise level")
     return [norm for norm in norms if norm in found]
+
+
+def _placed(tensor: Tensor, like: Tensor) -> Tensor:
+    """On the device of `like`, and of its dtype unless it holds ids."""
+    return tensor.to(like.device, like.dtype if tensor.is_floating_point() else None)

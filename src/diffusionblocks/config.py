@@ -7,15 +7,16 @@ from typing import Any, Literal, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from diffusionblocks.errors import InputError
+from diffusionblocks.noise import LogNormal, Masking, NoiseLaw
 
 Config = TypeVar("Config", bound=BaseModel)
 
 
 class BlockwiseConfig(BaseModel):
-    """Blocks, noise law, objective and sampling plan of a `BlockwiseModel`: what every family has.
+    """Blocks, objective and sampling plan of a `BlockwiseModel`: what every family has.
 
-    Each family has a class of its own below, with its settings and defaults; `PAPER` holds what the paper sets
-    differently.
+    The noise law is one of `GaussianNoise` and `MaskingNoise`. Each family has a class of its own below, with its
+    settings and defaults; `PAPER` holds what the paper sets differently.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
@@ -26,10 +27,6 @@ class BlockwiseConfig(BaseModel):
     num_blocks: int = Field(3, ge=1, description="number of blocks B")
     layer_split: tuple[int, ...] | None = Field(None, description="layers of each block; default: as even as can be")
 
-    p_mean: float = Field(-1.2, description="mean of log sigma in the noise law")
-    p_std: float = Field(1.2, gt=0, description="standard deviation of log sigma in the noise law")
-    sigma_min: float = Field(0.002, gt=0, description="smallest noise level")
-    sigma_max: float = Field(80.0, gt=0, description="largest noise level")
     cut: Literal["equal-mass", "uniform-linear", "uniform-log"] = Field(
         "equal-mass", description="how the noise range is cut into blocks"
     )
@@ -39,21 +36,25 @@ class BlockwiseConfig(BaseModel):
         "lean", description="how norms see the noise level; own: the network has its own way"
     )
     conditioning_features: int = Field(
-        8, ge=2, multiple_of=2, description="features of log sigma for lean and scale-shift conditioning"
+        8, ge=2, multiple_of=2, description="features of the noise level for lean and scale-shift conditioning"
     )
 
-    sigma_data: float | None = Field(None, gt=0, description="standard deviation of the targets; default: measured")
-    weight: Literal["none", "edm"] = Field("none", description="weight of the loss as a function of sigma")
     plan_draws: float = Field(
         0.0, ge=0, le=1, description="share of training levels that are the plan's own, at random"
     )
 
     num_sampling_steps: int | None = Field(None, ge=1, description="steps of the stored plan; default: one a block")
-    spacing: Literal["karras", "log", "mass"] = Field("karras", description="how steps are placed inside a block")
+    spacing: Literal["karras", "log", "mass", "linear"] = Field(
+        "karras", description="how steps are placed inside a block"
+    )
     allotment: Literal["even", "range"] = Field(
         "even",
         description="steps of a block: as many as any other's, or as the spacing over the whole range puts in it",
     )
+
+    def law(self) -> NoiseLaw:
+        """The noise law."""
+        raise NotImplementedError
 
     def identity(self) -> dict[str, Any]:
         """What trained weights belong to: all settings but those that say how trained blocks are run.
@@ -79,7 +80,40 @@ class BlockwiseConfig(BaseModel):
         return self
 
 
-class VitConfig(BlockwiseConfig):
+class GaussianNoise(BaseModel):
+    """Targets under Gaussian noise, z = y + sigma * eps."""
+
+    p_mean: float = Field(-1.2, description="mean of log sigma in the noise law")
+    p_std: float = Field(1.2, gt=0, description="standard deviation of log sigma in the noise law")
+    sigma_min: float = Field(0.002, gt=0, description="smallest noise level")
+    sigma_max: float = Field(80.0, gt=0, description="largest noise level")
+    sigma_data: float | None = Field(None, gt=0, description="standard deviation of the targets; default: measured")
+    weight: Literal["none", "edm"] = Field("none", description="weight of the loss as a function of sigma")
+
+    def law(self) -> LogNormal:
+        """The truncated normal law of log sigma."""
+        return LogNormal(self.p_mean, self.p_std, self.sigma_min, self.sigma_max)
+
+
+class MaskingNoise(BaseModel):
+    """Targets whose tokens are masked one by one."""
+
+    schedule: Literal["linear", "cosine"] = Field(
+        "linear", description="alpha(t), the share of tokens not masked: 1 - t, or 1 - sin(pi t / 2)"
+    )
+    cut: Literal["equal-mass", "uniform-linear"] = Field(
+        "equal-mass", description="how the noise range is cut into blocks: at equal decrements of alpha, or of t"
+    )
+    spacing: Literal["mass", "linear"] = Field(
+        "mass", description="how steps are placed inside a block: even in alpha, or in t"
+    )
+
+    def law(self) -> Masking:
+        """The law by which tokens are masked."""
+        return Masking(self.schedule)
+
+
+class VitConfig(GaussianNoise, BlockwiseConfig):
     """Blocks that classify images; z is a noisy embedding of the label."""
 
     family: Literal["vit"] = Field("vit", description="which family of networks the blocks are")
@@ -111,7 +145,7 @@ class VitConfig(BlockwiseConfig):
         return self
 
 
-class DitConfig(BlockwiseConfig):
+class DitConfig(GaussianNoise, BlockwiseConfig):
     """Blocks that generate images of a class; z is a noisy image, in units in which the data have sigma_data."""
 
     family: Literal["dit"] = Field("dit", description="which family of networks the blocks are")
@@ -145,11 +179,30 @@ class DitConfig(BlockwiseConfig):
         return self
 
 
+class MaskedLmConfig(MaskingNoise, BlockwiseConfig):
+    """Blocks that fill in masked text; z is a sequence of tokens of which some are masked."""
+
+    family: Literal["masked-lm"] = Field("masked-lm", description="which family of networks the blocks are")
+
+    conditioning: Literal["lean", "scale-shift", "adaln"] = Field("lean", description="how norms see the noise level")
+    weight: Literal["tokens", "nelbo"] = Field(
+        "tokens",
+        description="weight of a sequence in the loss: by its number of masked tokens, or the same for all, as in the "
+        "bound on the likelihood",
+    )
+
+    num_sampling_steps: int | None = Field(32, ge=1, description="steps of the stored plan; default: one a block")
+    sampler: Literal["counts", "ancestral"] = Field(
+        "counts", description="how many tokens a step reveals: as many as the plan says, or that many on average"
+    )
+    temperature: float = Field(1.0, gt=0, description="temperature of the distribution that tokens are drawn from")
+
+
 PLAN = {"num_sampling_steps", "spacing", "allotment"}
-SAMPLING = PLAN | {"start", "decoding", "sampler", "guidance"}
+SAMPLING = PLAN | {"start", "decoding", "sampler", "guidance", "temperature"}
 """Settings that say how trained blocks are run: of the plan, and of what is done with it."""
 
-CONFIGS: dict[str, type[BlockwiseConfig]] = {"vit": VitConfig, "dit": DitConfig}
+CONFIGS: dict[str, type[BlockwiseConfig]] = {"vit": VitConfig, "dit": DitConfig, "masked-lm": MaskedLmConfig}
 """The config class of each family."""
 
 
@@ -169,6 +222,7 @@ PAPER: dict[str, dict[str, Any]] = {
         "decoding": "chain",
     },
     "dit": {"gamma": 0.05, "label_dropout": 0.1, "num_sampling_steps": 50, "sampler": "euler", "guidance": 2.0},
+    "masked-lm": {"schedule": "linear", "gamma": 0.05, "conditioning": "adaln", "weight": "nelbo"},
 }
 """The paper's settings (Sections 3.3 and 4, Appendices B-D), as far as the blocks stay independent of each other."""
 

@@ -5,7 +5,7 @@ from typing import Any, Literal
 from torch import Tensor, nn
 
 from diffusionblocks.block import Block
-from diffusionblocks.config import CONFIGS, PAPER, BlockwiseConfig, validate
+from diffusionblocks.config import CONFIGS, PAPER, BlockwiseConfig, GaussianNoise, validate
 from diffusionblocks.errors import InputError
 from diffusionblocks.families import FAMILIES, block_class_of
 from diffusionblocks.model import BlockwiseModel
@@ -82,28 +82,35 @@ def blockwise_config(backbone_config: Any, *, preset: Preset = "default", **sett
 
 def with_measured_scale(config: BlockwiseConfig, backbone_config: Any) -> BlockwiseConfig:
     """The config with sigma_data measured from the table of targets, unless it is given."""
-    if config.sigma_data is not None:
+    if not isinstance(config, GaussianNoise) or config.sigma_data is not None:
         return config
     table = family_of(backbone_config).make_targets(config, backbone_config)
     return config.model_copy(update={"sigma_data": component_std(table)})
 
 
-def build_block(backbone_config: Any, config: BlockwiseConfig, index: int, seed: int) -> Block:
-    """Build one block from scratch, initialised from (seed, index) alone."""
+def build_block(backbone_config: Any, config: BlockwiseConfig, index: int, seed: int, key: int | None = None) -> Block:
+    """Build one block from scratch, initialised from (seed, index) alone, or from (seed, key) if a key is given."""
+    key = index if key is None else key
     block_class = family_of(backbone_config)
     num_layers = block_class.framework.num_layers(backbone_config)
     part = split_layers(num_layers, config.num_blocks, config.layer_split)[index]
-    with seeded("cpu", seed, "backbone", index):
+    with seeded("cpu", seed, "backbone", key):
         shallow = _build(block_class, backbone_config, part)
     targets = block_class.make_targets(config, backbone_config)
-    return assemble(block_class, shallow, config, index, seed, targets)
+    return assemble(block_class, shallow, config, index, seed, targets, key)
 
 
 def assemble(
-    block_class: type[Any], shallow: nn.Module, config: BlockwiseConfig, index: int, seed: int, targets: Tensor | None
+    block_class: type[Any],
+    shallow: nn.Module,
+    config: BlockwiseConfig,
+    index: int,
+    seed: int,
+    targets: Tensor | None,
+    key: int | None = None,
 ) -> Block:
-    """Wrap a shallow network as a block; what is added to it is initialised from (seed, index)."""
-    with seeded("cpu", seed, "block", index):
+    """Wrap a shallow network as a block; what is added to it is initialised from (seed, index) or (seed, key)."""
+    with seeded("cpu", seed, "block", index if key is None else key):
         parameter = next(shallow.parameters())
         return block_class(shallow, config, index, targets).to(parameter.device).train(shallow.training)
 

@@ -47,6 +47,8 @@ def noise_edges(law: NoiseLaw, num_blocks: int, cut: Cut = "equal-mass") -> tupl
     elif cut == "uniform-linear":
         inner = hi + share * (lo - hi)
     elif cut == "uniform-log":
+        if lo <= 0:
+            raise InputError("cut", cut, "another one: the law's cleanest level is 0", "take uniform-linear")
         inner = (math.log(hi) + share * (math.log(lo) - math.log(hi))).exp()
     else:
         raise InputError("cut", cut, "one of equal-mass, uniform-linear, uniform-log")

@@ -22,6 +22,11 @@ def c_in(sigma: Tensor, sigma_data: float) -> Tensor:
     return 1.0 / (sigma**2 + sigma_data**2).sqrt()
 
 
+def scaled(z: Tensor, sigma: Tensor, sigma_data: float) -> Tensor:
+    """c_in * z: the noisy target as the network sees it; z (B, ...), sigma (B,)."""
+    return per_sample(c_in(sigma, sigma_data), z) * z
+
+
 def c_noise(sigma: Tensor) -> Tensor:
     """ln(sigma) / 4: the noise level as the network sees it, in about [-1.6, 1.1]."""
     return sigma.log() / 4.0

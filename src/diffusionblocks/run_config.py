@@ -5,7 +5,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, Field, model_validator
 
-from diffusionblocks.config import CONFIGS, BlockwiseConfig, DitConfig, VitConfig
+from diffusionblocks.config import CONFIGS, BlockwiseConfig, DitConfig, MaskedLmConfig, VitConfig
 from diffusionblocks.errors import InputError
 from diffusionblocks.training.config import Budget, TrainingConfig
 
@@ -33,6 +33,24 @@ class ImageData(BaseModel):
                 "patch_size", self.patch_size, f"a divisor of image_size={self.image_size}", f"one of {near}"
             )
         return self
+
+
+class TextData(BaseModel):
+    """Which text, and into which tokens and windows it is cut."""
+
+    data: str = Field(description="pydoc (built in), a file or a folder (txt, jsonl, parquet), or hub:NAME")
+    text_field: str = Field("text", description="column of the text in jsonl, parquet and hub data")
+    encoding: str = Field("utf-8", description="encoding of plain text files")
+    split_by: Literal["auto", "document", "position"] = Field(
+        "auto", description="how text is split 90/5/5; auto: by document where there are 20 or more, else by position"
+    )
+    tokenizer: str = Field(
+        description="characters, text8 (a-z and space), bytes, bpe (trained on the data), or a Hugging Face tokenizer"
+    )
+    vocab_size: int | None = Field(
+        None, ge=2, description="number of tokens; bpe: how many to make; else default: as many as the tokenizer has"
+    )
+    seq_len: int = Field(ge=2, description="tokens of a window")
 
 
 class RunConfig(BlockwiseConfig, TrainingConfig):
@@ -159,11 +177,26 @@ class DitRun(DitConfig, ImageData, RunConfig):
         return self
 
 
-RUN_CONFIGS: dict[str, type[VitRun] | type[DitRun]] = {"vit": VitRun, "dit": DitRun}
+class MaskedLmRun(MaskedLmConfig, TextData, RunConfig):
+    """A language model that fills in masked text."""
+
+    trunk_schedule: Literal["updates", "budget"] = Field(
+        "budget", description="what the learning rate follows over trunk and blocks"
+    )
+    intermediate_size: int | None = Field(None, ge=1, description="width of the gated MLP; default: 8/3 d")
+    init_std: float | None = Field(None, gt=0, description="deviation of initial weights; default: 0.8 / sqrt(d)")
+    global_every: int = Field(1, ge=1, description="every so many layers attention is global, in the others local")
+    local_window: int = Field(128, ge=2, description="tokens that local attention sees")
+
+
+AnyRun = VitRun | DitRun | MaskedLmRun
+"""The settings of a run of any family."""
+
+RUN_CONFIGS: dict[str, type[AnyRun]] = {"vit": VitRun, "dit": DitRun, "masked-lm": MaskedLmRun}
 """The settings class of each family."""
 
 
-def run_config_class(values: Any, source: str = "") -> type[VitRun] | type[DitRun]:
+def run_config_class(values: Any, source: str = "") -> type[AnyRun]:
     """The class of settings that name their family.
 
     Raises:
@@ -173,7 +206,3 @@ def run_config_class(values: Any, source: str = "") -> type[VitRun] | type[DitRu
     if not isinstance(family, str) or family not in RUN_CONFIGS:
         raise InputError(f"{source} family".strip(), family, f"one of {', '.join(RUN_CONFIGS)}")
     return RUN_CONFIGS[family]
-
-
-AnyRun = VitRun | DitRun
-"""The settings of a run of any family."""

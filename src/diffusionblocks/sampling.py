@@ -18,7 +18,7 @@ from diffusionblocks.noise import NoiseLaw
 from diffusionblocks.partition import check_count
 
 Denoiser = Callable[[Tensor, Tensor], Tensor]
-Spacing = Literal["karras", "log", "mass"]
+Spacing = Literal["karras", "log", "mass", "linear"]
 Allotment = Literal["even", "range"]
 Start = Literal["zero", "noise"]
 
@@ -69,7 +69,7 @@ class SamplingPlan:
             law: the noise law (used by spacing "mass").
             edges: B + 1 decreasing edges of the blocks.
             num_sampling_steps: n >= B steps, so n calls of a network under Euler.
-            spacing: inside a block: "karras" (rho = 7, Karras et al. 2022, Eq. 5), "log" or "mass" (equal mass).
+            spacing: inside a block: "karras" (rho = 7, Karras et al. 2022, Eq. 5), "log", "mass" (equal), "linear".
             allotment: "even" or "range".
 
         Raises:
@@ -130,13 +130,17 @@ def _place(law: NoiseLaw, hi: float, lo: float, count: int, spacing: Spacing) ->
     if spacing == "karras":
         rho = 7.0
         levels = (hi ** (1 / rho) + share * (lo ** (1 / rho) - hi ** (1 / rho))) ** rho
+    elif spacing == "linear":
+        levels = hi + share * (lo - hi)
     elif spacing == "log":
+        if lo <= 0:
+            raise InputError("spacing", spacing, "another one: the law's cleanest level is 0", "take mass or linear")
         levels = (math.log(hi) + share * (math.log(lo) - math.log(hi))).exp()
     elif spacing == "mass":
         mass_hi, mass_lo = law.cdf(torch.tensor([hi, lo], dtype=torch.float64))
         levels = law.icdf(mass_hi + share * (mass_lo - mass_hi))
     else:
-        raise InputError("spacing", spacing, "one of karras, log, mass")
+        raise InputError("spacing", spacing, "one of karras, log, mass, linear")
     return [hi, *levels[1:].tolist()]
 
 

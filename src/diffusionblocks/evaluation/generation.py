@@ -16,11 +16,11 @@ from rich.progress import track
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
-from diffusionblocks.block import edges_of, law_of, plan_of
+from diffusionblocks.block import edges_of, held, plan_of
 from diffusionblocks.data.images import ImageSet, to_float, to_uint8
 from diffusionblocks.errors import InputError
 from diffusionblocks.evaluation.image_quality import image_quality, samples_needed
-from diffusionblocks.families.dit import check_sampling, generate, held
+from diffusionblocks.families.dit import check_sampling, generate
 from diffusionblocks.memory import forward_memory
 from diffusionblocks.model import BlockwiseModel
 from diffusionblocks.randomness import keyed_generator
@@ -133,7 +133,7 @@ def denoising_errors(
         {"sigma", "block", "error"} for each level, noisiest first; error is the mean over the first `num_images`. The
         mean over levels is the expected training loss over the whole range, up to the overlap of the intervals.
     """
-    law, edges = law_of(model.config), edges_of(model.config)
+    law, edges = model.config.law(), edges_of(model.config)
     masses = 1.0 - (torch.arange(num_levels, dtype=torch.float64) + 0.5) / num_levels
     blocks: list[Any] = model.block_list
     rows = []

@@ -11,14 +11,14 @@ from rich.progress import Progress
 from torch import Tensor
 
 from diffusionblocks import model as saved
-from diffusionblocks.block import plan_of
+from diffusionblocks.block import BlockLoader, held, plan_of
 from diffusionblocks.config import read_json
 from diffusionblocks.data.images import to_uint8
 from diffusionblocks.data.latents import decode, load_vae
 from diffusionblocks.errors import InputError
 from diffusionblocks.evaluation.generation import sample_classes
 from diffusionblocks.evaluation.grid import picture, write_grid
-from diffusionblocks.families.dit import BlockLoader, check_sampling, generate, held
+from diffusionblocks.families.dit import check_sampling, generate
 from diffusionblocks.model import BlockwiseModel, load_block, read_model
 from diffusionblocks.training.data import DataFacts
 from diffusionblocks.training.run import CONFIG_FILE, load_config, load_trained

@@ -6,7 +6,11 @@ from typing import Any
 from diffusionblocks.block import Block
 from diffusionblocks.errors import InputError
 
-FAMILIES = {"vit": ("vit", "VitBlock", "transformers"), "dit": ("dit", "DitBlock", "diffusers")}
+FAMILIES = {
+    "vit": ("vit", "VitBlock", "transformers"),
+    "dit": ("dit", "DitBlock", "diffusers"),
+    "masked-lm": ("masked_lm", "MaskedLmBlock", "transformers"),
+}
 """Of each family that a config can name: its file, its block class, and the package that its networks are from."""
 
 

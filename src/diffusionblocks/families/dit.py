@@ -15,13 +15,11 @@ from torch import Tensor, nn
 
 from diffusionblocks import precondition
 from diffusionblocks.backbones import DIFFUSERS
-from diffusionblocks.block import Block, NoiseDraw
+from diffusionblocks.block import Block, BlockLoader, NoiseDraw, held
 from diffusionblocks.config import DitConfig
 from diffusionblocks.errors import InputError
 from diffusionblocks.randomness import keyed_generator
 from diffusionblocks.sampling import SAMPLERS, Denoiser, SamplingPlan
-
-BlockLoader = Callable[[], "DitBlock"]
 
 
 class DitBlock(Block):
@@ -38,6 +36,7 @@ class DitBlock(Block):
 
     def __init__(self, backbone: nn.Module, config: DitConfig, index: int, targets: None = None):
         super().__init__(backbone, config, index, targets)
+        self.sigma_data = config.sigma_data
         network: Any = backbone.config
         channels = network["in_channels"]
         if network["out_channels"] not in (None, channels):
@@ -86,7 +85,8 @@ class DitBlock(Block):
         """D for classes x (B,) and z (B, C, H, W), in fp32 whatever the network computes in."""
         # c_noise itself is in about [-1.6, 1.1], over which sinusoids made for timesteps 0..1000 hardly move.
         timestep = (1000.0 * precondition.c_noise(sigma)).float()
-        out = self.backbone(self.scaled(z, sigma), timestep=timestep, class_labels=x).sample.float()
+        scaled = precondition.scaled(z, sigma, self.sigma_data)
+        out = self.backbone(scaled, timestep=timestep, class_labels=x).sample.float()
         skip, scale = precondition.c_skip(sigma, self.sigma_data), precondition.c_out(sigma, self.sigma_data)
         return precondition.per_sample(skip, z) * z + precondition.per_sample(scale, z) * out
 
@@ -162,11 +162,6 @@ class DitBlock(Block):
         if labels is not None:
             raise InputError("labels", tuple(labels.shape), "none: the classes to generate are the input itself")
         return Transformer2DModelOutput(sample=decoded)  # type: ignore[arg-type]
-
-
-def held(blocks: Sequence[Any]) -> list[BlockLoader]:
-    """Loaders of blocks that are in memory already, all of them."""
-    return [lambda block=block: block for block in blocks]
 
 
 @torch.no_grad()

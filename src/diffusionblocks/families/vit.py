@@ -107,6 +107,8 @@ class VitBlock(Block):
 
     def __init__(self, backbone: PreTrainedModel, config: VitConfig, index: int, targets: Tensor):
         super().__init__(backbone, config, index, targets)
+        assert config.sigma_data is not None, "convert resolves sigma_data"
+        self.sigma_data = config.sigma_data
         if backbone.config.num_labels != len(targets):
             raise InputError("targets", len(targets), f"{backbone.config.num_labels} rows, one per label")
         # The bias is the token's position embedding.
@@ -132,7 +134,7 @@ class VitBlock(Block):
         if self.config.readout == "preconditioned":
             skip = precondition.per_sample(precondition.c_skip(sigma, self.sigma_data), z) * z
             readout = skip, precondition.per_sample(precondition.c_out(sigma, self.sigma_data), z)
-        return NoiseLevel(token=self.entry(self.scaled(z, sigma)), readout=readout)
+        return NoiseLevel(token=self.entry(precondition.scaled(z, sigma, self.sigma_data)), readout=readout)
 
     def run_backbone(self, x: Tensor, z: Tensor, sigma: Tensor) -> Tensor:
         return self.backbone(pixel_values=x).logits

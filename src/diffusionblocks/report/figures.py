@@ -10,7 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.axis import Axis
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
-from diffusionblocks.block import edges_of, law_of
+from diffusionblocks.block import edges_of
 from diffusionblocks.config import BlockwiseConfig
 from diffusionblocks.memory import KINDS
 from diffusionblocks.partition import noise_intervals, training_interval
@@ -21,7 +21,7 @@ def noise_law(
     name: str, config: BlockwiseConfig, levels: Sequence[float], level_name: str = "σ / target norm"
 ) -> Markup:
     """Density of the noise law over log sigma, the blocks' intervals with their overlap, and the levels of the plan."""
-    law = law_of(config)
+    law = config.law()
     grid = np.linspace(math.log(law.cleanest), math.log(law.noisiest), 601)
     mass = law.cdf(torch.from_numpy(grid).exp()).numpy()
     middle, density = (grid[1:] + grid[:-1]) / 2, np.diff(mass) / np.diff(grid)

@@ -9,14 +9,12 @@ from typing import Any
 from markupsafe import Markup
 
 from diffusionblocks.block import edges_of
-from diffusionblocks.config import BlockwiseConfig, read_json, validate
+from diffusionblocks.config import BlockwiseConfig, config_class, read_json, validate
 from diffusionblocks.report import figures
 from diffusionblocks.report.comparison import Stored
 from diffusionblocks.report.groups import name_of
 from diffusionblocks.report.run_parts import settings_of
 from diffusionblocks.report.statistics import Key, Row
-
-_OF_NOISE = ("num_blocks", "p_mean", "p_std", "sigma_min", "sigma_max", "cut", "gamma")
 
 
 @dataclass(frozen=True)
@@ -39,10 +37,11 @@ class FirstRun:
 
 def noise_of(settings: dict[str, Any]) -> BlockwiseConfig:
     """The part of a run's settings that says where noise is; a control has the whole range in one block."""
-    known = {name: settings[name] for name in (*_OF_NOISE, "family")}
+    of_family = config_class(settings["family"])
+    known = {name: settings[name] for name in of_family.model_fields if name in settings}
     if settings["method"] != "blocks":
-        known["num_blocks"] = 1
-    return validate(BlockwiseConfig, known)
+        known |= {"num_blocks": 1, "layer_split": None}
+    return validate(of_family, known)
 
 
 def first_runs(stored: Stored, folder: Path) -> list[FirstRun]:

@@ -11,17 +11,22 @@ from torch import Tensor
 from diffusionblocks import checkpoint
 from diffusionblocks.config import read_json
 from diffusionblocks.data.augment import RandAugment
-from diffusionblocks.data.batches import Batches, GenerationBatches, ImageBatches, LatentBatches
+from diffusionblocks.data.batches import Batches, GenerationBatches, ImageBatches, LatentBatches, TextBatches
 from diffusionblocks.data.images import ImageSet, absent_classes, check_trainable
 from diffusionblocks.data.latents import LatentSet
 from diffusionblocks.data.moments import mean_and_std
 from diffusionblocks.data.sources import load_images
+from diffusionblocks.data.text import TokenSet, load_text
+from diffusionblocks.data.tokenizers import load_tokenizer
 from diffusionblocks.errors import InputError
-from diffusionblocks.run_config import AnyRun, DitRun
+from diffusionblocks.families.masked_lm import MASK
+from diffusionblocks.run_config import AnyRun, DitRun, MaskedLmRun, VitRun
 
 FACTS_FILE = "data.json"
+TOKENIZER_FOLDER = "tokenizer"
 
-Data = ImageSet | LatentSet
+Images = ImageSet | LatentSet
+Data = Images | TokenSet
 
 
 @dataclass(frozen=True)
@@ -29,19 +34,25 @@ class DataFacts:
     """What is kept of the training data in RUN/data.json.
 
     Attributes:
-        classes: class names.
-        mean, std: of each channel, where the family scales its data by them.
+        classes: class names of images.
+        mean, std: of each channel of images, where the family scales its data by them.
         num_samples: number of training samples.
+        vocab_size: number of tokens of text.
+        digest: of the tokens of text.
     """
 
-    classes: tuple[str, ...]
+    classes: tuple[str, ...] = ()
     mean: tuple[float, ...] | None = None
     std: tuple[float, ...] | None = None
     num_samples: int = 0
+    vocab_size: int | None = None
+    digest: str | None = None
 
     @classmethod
     def of(cls, config: AnyRun, data: Data) -> "DataFacts":
         """Measured on the training split; settings that are given go before."""
+        if isinstance(data, TokenSet):
+            return cls(num_samples=len(data), vocab_size=data.tokenizer.vocab_size, digest=data.digest)
         if not isinstance(config, DitRun):
             return cls(tuple(data.classes), num_samples=len(data))
         mean, std = config.data_mean, config.data_std
@@ -75,21 +86,51 @@ class DataFacts:
         values = read_json(path)
         try:
             mean, std = (None if values[name] is None else tuple(values[name]) for name in ("mean", "std"))
-            return cls(tuple(values["classes"]), mean, std, values["num_samples"])
+            text = values.get("vocab_size"), values.get("digest")
+            return cls(tuple(values["classes"]), mean, std, values["num_samples"], *text)
         except (KeyError, TypeError) as error:
             raise InputError("file", str(path), f"what `dblocks train` writes ({error})") from None
 
 
-def load_split(config: AnyRun, split: str) -> Data:
-    """The images (or latents) of a split, checked against the recipe's size, channels and classes.
+def load_split(config: AnyRun, split: str, run_dir: Path | None = None) -> Data:
+    """The images, latents or text of a split, checked against the recipe's size, channels and classes.
+
+    Args:
+        config: the run's settings.
+        split: "train", "validation" or "test".
+        run_dir: its folder, where its tokenizer is once the run has begun.
 
     Raises:
         InputError: what the data are and what the recipe expects.
     """
+    return _load_text(config, split, run_dir) if isinstance(config, MaskedLmRun) else _load_images(config, split)
+
+
+def _load_text(config: MaskedLmRun, split: str, run_dir: Path | None) -> TokenSet:
+    kept = None if run_dir is None else run_dir / TOKENIZER_FOLDER
+    data = load_text(
+        config.data,
+        split,
+        config.seq_len,
+        load_tokenizer(kept) if kept is not None and kept.exists() else config.tokenizer,
+        vocab_size=config.vocab_size,
+        text_field=config.text_field,
+        encoding=config.encoding,
+        split_by=config.split_by,
+    )
+    found = data.tokenizer.vocab_size
+    if config.vocab_size not in (None, found):
+        raise InputError(
+            "vocab_size", config.vocab_size, f"{found}, as the tokenizer has", "leave it out, or take that"
+        )
+    return data
+
+
+def _load_images(config: VitRun | DitRun, split: str) -> Images:
     if config.dataset == "latents":
         if config.data_dir is None:
             raise InputError("data_dir", None, "a folder that `dblocks encode` made", "set data_dir")
-        data: Data = LatentSet(Path(config.data_dir) / split)
+        data: Images = LatentSet(Path(config.data_dir) / split)
         channels, height, width = data.shape
         if height != width:
             raise InputError("latents", data.shape, "latents of square images", "encode with a square crop")
@@ -112,6 +153,9 @@ def load_split(config: AnyRun, split: str) -> Data:
 
 def empty_batch(config: AnyRun) -> tuple[Tensor, Tensor]:
     """Inputs and targets of a batch as the trainer gets it, without any data in them."""
+    if isinstance(config, MaskedLmRun):
+        shape = config.batch_size, config.seq_len
+        return torch.full(shape, MASK), torch.zeros(shape, dtype=torch.long)
     images = torch.empty(config.batch_size, config.num_channels, config.image_size, config.image_size)
     labels = torch.zeros(config.batch_size, dtype=torch.long)
     return (labels, images) if isinstance(config, DitRun) else (images, labels)
@@ -123,6 +167,8 @@ def training_batches(config: AnyRun, data: Data) -> tuple[Batches, Sequence[str]
     Raises:
         InputError: a classifier's data with one class alone.
     """
+    if isinstance(data, TokenSet):
+        return TextBatches(data), ()
     if isinstance(config, DitRun):
         absent = absent_classes(data.labels, data.classes)
         if isinstance(data, LatentSet):

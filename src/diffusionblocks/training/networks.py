@@ -3,14 +3,15 @@
 from typing import Any
 
 from torch import nn
-from transformers import ViTConfig
+from transformers import ModernBertConfig, ViTConfig
 
+from diffusionblocks.block import Block
 from diffusionblocks.config import BlockwiseConfig
 from diffusionblocks.conversion import build_block, with_measured_scale
 from diffusionblocks.errors import InputError
 from diffusionblocks.families import block_class_of
 from diffusionblocks.randomness import seeded
-from diffusionblocks.run_config import AnyRun, DitRun
+from diffusionblocks.run_config import AnyRun, DitRun, MaskedLmRun, VitRun
 from diffusionblocks.training.data import DataFacts
 
 
@@ -25,6 +26,8 @@ def backbone_config(config: AnyRun, depth: int, facts: DataFacts | None = None) 
     Raises:
         InputError: a number of classes that neither settings nor facts say.
     """
+    if isinstance(config, MaskedLmRun):
+        return _text_config(config, depth, facts)
     names = _class_names(config, facts)
     if isinstance(config, DitRun):
         return {
@@ -53,7 +56,35 @@ def backbone_config(config: AnyRun, depth: int, facts: DataFacts | None = None) 
     )
 
 
-def _class_names(config: AnyRun, facts: DataFacts | None) -> tuple[str, ...]:
+def _text_config(config: MaskedLmRun, depth: int, facts: DataFacts | None) -> ModernBertConfig:
+    """One more token than the tokenizer has: the mask."""
+    vocab_size = config.vocab_size if facts is None else facts.vocab_size
+    if vocab_size is None:
+        raise InputError("vocab_size", None, "a number, where the data are not read", "set vocab_size")
+    kinds = ["sliding_attention" if layer % config.global_every else "full_attention" for layer in range(depth)]
+    rotary = {"rope_type": "default", "rope_theta": 10_000.0}
+    return ModernBertConfig(
+        vocab_size=vocab_size + 1,
+        hidden_size=config.hidden_size,
+        intermediate_size=config.intermediate_size or round(config.hidden_size * 8 / 3),
+        num_hidden_layers=depth,
+        num_attention_heads=config.num_heads,
+        max_position_embeddings=config.seq_len,
+        initializer_range=config.init_std or 0.8 * config.hidden_size**-0.5,
+        layer_types=kinds,
+        local_attention=config.local_window,
+        rope_parameters={"full_attention": rotary, "sliding_attention": dict(rotary)},
+        mlp_dropout=config.dropout,
+        attention_dropout=0.0,
+        pad_token_id=None,
+        eos_token_id=None,
+        bos_token_id=None,
+        cls_token_id=None,
+        sep_token_id=None,
+    )
+
+
+def _class_names(config: VitRun | DitRun, facts: DataFacts | None) -> tuple[str, ...]:
     if facts is not None:
         return facts.classes
     if config.num_classes is None:
@@ -93,10 +124,19 @@ def build_units(config: AnyRun, facts: DataFacts | None = None, only: int | None
         return [build_block(base, blockwise, index, config.seed) for index in which]
     base, plain = backbone_config(config, config.depth(), facts), block_class_of(config.family).plain
     if config.method == "trunk" or plain is None:
-        return [build_block(base, blockwise_of(config, facts), 0, config.seed)]
+        whole = blockwise_of(config, facts)
+        if config.method == "shallow-ensemble":
+            return [_member(build_block(base, whole, 0, config.seed, key=k), k) for k in range(config.num_blocks)]
+        return [build_block(base, whole, 0, config.seed)]
     if config.method == "shallow-ensemble":
         return [_plain(plain, base, config.seed, index, f"member-{index}") for index in range(config.num_blocks)]
     return [_plain(plain, base, config.seed, 0, "network")]
+
+
+def _member(network: Block, number: int) -> Block:
+    """One of several networks that have the whole range of noise levels each: its number keys its randomness."""
+    network.index, network.name = number, f"member-{number}"
+    return network
 
 
 def _plain(plain: Any, base: ViTConfig, seed: int, index: int, name: str) -> nn.Module:
