@@ -12,6 +12,7 @@ from diffusionblocks.data.images import ImageSet, to_float
 from diffusionblocks.data.latents import LatentSet
 from diffusionblocks.data.lazy import ImageSource
 from diffusionblocks.data.order import batch_rows
+from diffusionblocks.data.text import TokenSet
 from diffusionblocks.randomness import key_seed
 
 
@@ -94,6 +95,20 @@ class LatentBatches:
     def batch(self, rows: Sequence[tuple[int, int]], seed: int, block: int) -> tuple[Tensor, Tensor]:
         index = torch.tensor([index for _, index in rows])
         return self.latent_set.labels[index], self.latent_set.rows(index)
+
+
+@dataclass(frozen=True)
+class TextBatches:
+    """Which tokens are none of the padding, bool (n, seq_len), as inputs and tokens, int64 (n, seq_len), as targets."""
+
+    token_set: TokenSet
+
+    def __len__(self) -> int:
+        return len(self.token_set)
+
+    def batch(self, rows: Sequence[tuple[int, int]], seed: int, block: int) -> tuple[Tensor, Tensor]:
+        tokens, valid = self.token_set.rows(torch.tensor([index for _, index in rows]))
+        return valid, tokens
 
 
 def _augment_keys(rows: Sequence[tuple[int, int]], seed: int, block: int) -> list[tuple[int, int, int]]:

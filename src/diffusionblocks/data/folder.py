@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from diffusionblocks.data.hub import columns, open_hub, read_labels
+from diffusionblocks.data.hub import SPLIT_OF, columns, open_hub, read_labels
 from diffusionblocks.data.images import check_size, read_image, read_opened
 from diffusionblocks.data.lazy import Items, LazyImages
 from diffusionblocks.errors import InputError
@@ -30,7 +30,6 @@ SUFFIXES = frozenset(
     }
 )
 FRACTION = 0.1
-_SPLIT_OF = {"train": "train", "validation": "validation", "val": "validation", "valid": "validation", "test": "test"}
 
 
 def open_folder(data_dir: str, split: str, image_size: int, num_channels: int, seed: int = 0) -> LazyImages:
@@ -111,7 +110,7 @@ def _folder_parts(root: Path) -> tuple[dict[str, _FolderPart], tuple[str, ...]]:
     """The splits that the folder gives ("train" alone where it gives none), and the class names."""
     if not root.is_dir():
         raise InputError("data_dir", str(root), "a folder with CLASS/IMAGE files", "there is no such folder")
-    folders = {name: root / name for name in _SPLIT_OF if (root / name).is_dir()}
+    folders = {name: root / name for name in SPLIT_OF if (root / name).is_dir()}
     if "train" not in folders:
         if folders:
             expected = f"train/ beside {', '.join(f'{name}/' for name in folders)}"
@@ -120,10 +119,10 @@ def _folder_parts(root: Path) -> tuple[dict[str, _FolderPart], tuple[str, ...]]:
     else:
         groups = {}
         for name, folder in folders.items():
-            if _SPLIT_OF[name] in groups:
+            if SPLIT_OF[name] in groups:
                 expected = "one folder of validation/, val/ and valid/"
                 raise InputError("data_dir", str(root), expected, f"it has {', '.join(folders)}")
-            groups[_SPLIT_OF[name]] = _walk(folder)
+            groups[SPLIT_OF[name]] = _walk(folder)
         for place in sorted(root.iterdir()):
             if place.name not in folders and not place.name.startswith(".") and _holds_image(place):
                 raise InputError("data_dir", str(root), "images in train/, validation/ and test/ alone", str(place))
@@ -134,7 +133,7 @@ def _folder_parts(root: Path) -> tuple[dict[str, _FolderPart], tuple[str, ...]]:
             raise InputError("data_dir", str(root), f"in {split} the classes of train", f"it lacks {unknown[0]!r}")
         pairs = [(name, label) for label, key in enumerate(classes) for name in group.get(key, ())]
         labels = torch.tensor([label for _, label in pairs], dtype=torch.int64)
-        place = next((folder for name, folder in folders.items() if _SPLIT_OF[name] == split), root)
+        place = next((folder for name, folder in folders.items() if SPLIT_OF[name] == split), root)
         parts[split] = _FolderPart(place, [name for name, _ in pairs], labels)
     return parts, classes
 
@@ -208,7 +207,7 @@ def _hub_parts(data_dir: str) -> tuple[dict[str, _HubPart], tuple[str, ...]]:
     if "train" not in found:
         raise InputError("data_dir", data_dir, "a split named train", f"it has {', '.join(found)}")
     parts, classes = {}, ()
-    for name in _SPLIT_OF:
+    for name in SPLIT_OF:
         if name not in found:
             continue
         part = found[name]
@@ -221,9 +220,9 @@ def _hub_parts(data_dir: str) -> tuple[dict[str, _HubPart], tuple[str, ...]]:
             if classes and names != classes:
                 raise InputError("data_dir", data_dir, f"in {name} the classes of train", f"they are {names}"[:300])
             classes = names
-        if _SPLIT_OF[name] in parts:
+        if SPLIT_OF[name] in parts:
             raise InputError("data_dir", data_dir, "one split of validation, val and valid", f"it has {list(found)}")
-        parts[_SPLIT_OF[name]] = _HubPart(data_dir, part.select_columns([images]), images, labels)
+        parts[SPLIT_OF[name]] = _HubPart(data_dir, part.select_columns([images]), images, labels)
     return parts, classes
 
 

@@ -1,4 +1,4 @@
-"""Image data sets through `datasets`: which splits and which columns."""
+"""Data sets through `datasets`: loading; of image data sets, which splits and which columns."""
 
 from typing import Any
 
@@ -6,6 +6,9 @@ import torch
 
 from diffusionblocks.data.images import ImageSet, check_labels, decode_images, split_rows
 from diffusionblocks.errors import InputError
+
+SPLIT_OF = {"train": "train", "validation": "validation", "val": "validation", "valid": "validation", "test": "test"}
+"""Names of splits, on the hub or of folders, and the split that each is."""
 
 
 def load_hub(data_dir: str, split: str, size: int, channels: int, fraction: float, seed: int) -> ImageSet:
@@ -45,17 +48,34 @@ def open_hub(data_dir: str) -> Any:
     Raises:
         InputError: `datasets` is not installed, or cannot load "hub:NAME", with its reason.
     """
+    return load_with_datasets("data_dir", data_dir, "images", data_dir.removeprefix("hub:"))
+
+
+def load_with_datasets(setting: str, value: str, extra: str, name: str, **options: Any) -> Any:
+    """`datasets.load_dataset(name, **options)`, with its faults as those of a setting.
+
+    Args:
+        setting: the setting that the error names.
+        value: its value, as the user gave it.
+        extra: the extra of this library that brings `datasets`.
+        name: as `datasets.load_dataset` takes it.
+        options: as it takes them.
+
+    Raises:
+        InputError: `datasets` is not installed, or cannot load it, with its reason.
+    """
     try:
         import datasets
     except ImportError as error:
-        todo = "pip install 'diffusionblocks[images]'"
-        raise InputError("data_dir", data_dir, "the package `datasets` for hub:NAME", todo) from error
+        todo = f"pip install 'diffusionblocks[{extra}]'"
+        raise InputError(setting, value, "the package `datasets` for such data", todo) from error
     try:
-        return datasets.load_dataset(data_dir.removeprefix("hub:"))
+        return datasets.load_dataset(name, **options)
     except Exception as error:
         # The hub, HTTP, file system and parsers each raise their own; none of them is a fault of the library.
-        reason = f"{type(error).__name__}: {error}"
-        raise InputError("data_dir", data_dir, "a data set that `datasets` can load", reason[:300]) from error
+        cause = f" ({error.__cause__})" if error.__cause__ else ""
+        reason = f"{type(error).__name__}: {error}{cause}"
+        raise InputError(setting, value, "a data set that `datasets` can load", reason[:300]) from error
 
 
 def read_labels(data_dir: str, part: Any, column: str) -> torch.Tensor:
