@@ -66,6 +66,8 @@ class Block(nn.Module, abc.ABC):
     stratified: ClassVar[bool] = False  # whether a batch's levels are spread over the interval
     # The class of the family's network without noise; None where the whole network is itself a denoiser, one block.
     plain: ClassVar[type[Any] | None] = None
+    # What averages the answers of networks trained apart; None where an average of answers is no answer.
+    ensemble: ClassVar[type[Any] | None] = None
 
     def __init__(self, backbone: nn.Module, config: BlockwiseConfig, index: int, targets: Tensor | None = None):
         super().__init__()

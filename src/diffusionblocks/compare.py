@@ -129,7 +129,7 @@ def _row(entry: Entry, run_dir: Path, comparison: Comparison, costs: dict[str, A
         "variant": entry.variant,
         "num_blocks": config.num_blocks,
         "seed": config.seed,
-        "fold": config.fold,
+        "fold": entry.fold,
         "budget": config.budget,
         "updates": updates,
         "metrics": _generation(result) if comparison.family == "dit" else _classification(result, entry),
@@ -176,5 +176,5 @@ def _checkpointing_row(config: AnyRun, costs: dict[str, Any]) -> dict[str, Any]:
     cost = costs["checkpointing"]
     differences = [abs(a - b) for a, b in zip(cost["losses"], cost["end-to-end losses"], strict=True)]
     row = {"method": "checkpointing", "preset": config.preset, "num_blocks": config.num_blocks, "seed": config.seed}
-    row |= {"variant": "", "fold": config.fold, "budget": "layer-evaluations", "updates": len(differences)}
+    row |= {"variant": "", "fold": 0, "budget": "layer-evaluations", "updates": len(differences)}
     return {**row, "metrics": {"largest_loss_difference": max(differences)}} | _costs(cost, config.batch_size)

@@ -20,9 +20,10 @@ METHODS = {
     "vit": ("end-to-end", "checkpointing", "shallow", "shallow-ensemble", "blocks", "blocks+trunk"),
     # Denoisers of images that are averaged are another model, not an ensemble of generators.
     "dit": ("end-to-end", "checkpointing", "shallow", "blocks", "blocks+trunk"),
+    "masked-lm": ("end-to-end", "checkpointing", "shallow", "shallow-ensemble", "blocks", "blocks+trunk"),
 }
 BUDGETS = ("layer-evaluations", "samples")
-PRESETS = {"vit": ("default", "paper"), "dit": ("default",)}
+PRESETS = {"vit": ("default", "paper"), "dit": ("default",), "masked-lm": ("default",)}
 VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
     "vit": {},
     "dit": {
@@ -31,6 +32,12 @@ VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
         "cut uniform-log": {"cut": "uniform-log"},
         "overlap 0": {"gamma": 0.0},
         "guidance 2": {"guidance": 2.0},
+    },
+    # At equal decrements of alpha the blocks of both schedules are the same, and so is their training.
+    "masked-lm": {
+        "blocks 2": {"num_blocks": 2},
+        "blocks 6": {"num_blocks": 6},
+        "cosine, equal t": {"schedule": "cosine", "cut": "uniform-linear"},
     },
 }
 """Of each family what blocks are trained with besides. Guidance takes no training: it is a further score of the runs of
@@ -49,6 +56,7 @@ class Entry:
         variant: what else is different from the row's method, in words.
         size: what makes its costs others than its method's: another number of blocks.
         guidance: how it is scored, if not as its settings say.
+        fold: which fifth of the digits is its test split.
     """
 
     run: str
@@ -58,6 +66,7 @@ class Entry:
     variant: str = ""
     size: str = ""
     guidance: float | None = None
+    fold: int = 0
 
     @property
     def cost(self) -> str:
@@ -123,17 +132,20 @@ class Comparison:
 
     def config(self, **settings: Any) -> AnyRun:
         """The settings of a run of it."""
-        own = {"preset": "default", "method": "blocks", "trunk": 0, "budget": "layer-evaluations", "seed": 0, "fold": 0}
+        own = {"preset": "default", "method": "blocks", "trunk": 0, "budget": "layer-evaluations", "seed": 0}
         return resolve(self.recipe, self.config_file, {**self.settings, **own, **settings})
 
     def entries(self) -> list[Entry]:
         """Every run, seed by seed."""
-        pairs = [(seed, fold) for seed in range(self.seeds) for fold in range(self.folds)]
-        return [entry for seed, fold in pairs for entry in self._entries(seed=seed, fold=fold)]
+        # Only digits have folds.
+        keys = [{"seed": seed} for seed in range(self.seeds)]
+        if self.folds > 1:
+            keys = [{**key, "fold": fold} for key in keys for fold in range(self.folds)]
+        return [dataclasses.replace(entry, fold=key.get("fold", 0)) for key in keys for entry in self._entries(**key)]
 
     def _entries(self, **key: int) -> Iterator[Entry]:
         methods, variants = self.methods or (), self.variants or ()
-        suffix = "".join(f"-{name}{value}" for name, value in key.items() if name == "seed" or self.folds > 1)
+        suffix = "".join(f"-{name}{value}" for name, value in key.items())
         main = []
         for run, method, config, *trained in self._main(**key):
             entry = Entry(run + suffix, method, config, *(trained or [config]))
@@ -145,7 +157,10 @@ class Comparison:
                 scored = [e for e in main if e.config.budget == "layer-evaluations" and e.method != "shallow"]
                 yield from (dataclasses.replace(e, variant=variant, **changed) for e in scored)
             elif "blocks" in methods:
-                config, run = self.config(**changed, **key), f"blocks-{variant.replace(' ', '-')}{suffix}"
+                config, run = (
+                    self.config(**changed, **key),
+                    f"blocks-{variant.replace(',', '').replace(' ', '-')}{suffix}",
+                )
                 # The number of blocks has a column of its own.
                 other: dict[str, Any] = (
                     {"size": f"B = {config.num_blocks}"} if "num_blocks" in changed else {"variant": variant}

@@ -128,7 +128,7 @@ def plan(config: AnyRun, num_blocks: Sequence[int] | None = None) -> list[PlanRo
     cases = [
         config.model_copy(update={"method": method, "num_blocks": 1, "layer_split": None}) for method in METHODS[:2]
     ]
-    ensembles = block_class_of(config.family).plain is not None
+    ensembles = block_class_of(config.family).ensemble is not None
     for method in METHODS[2:] if ensembles else ("shallow", "blocks"):
         # Shallow networks of all the layers are the network end to end.
         cases += [one.model_copy(update={"method": method}) for one in each if method == "blocks" or one.num_blocks > 1]

@@ -248,7 +248,7 @@ def mdm_shakespeare() -> dict[str, Any]:
         "data": "shakespeare.txt",
         "tokenizer": "characters",
         "seq_len": 64,
-        "updates": 2400,
+        "updates": 1600,
         "batch_size": 32,
         "lr": 4e-3,
         "weight_decay": 0.0,

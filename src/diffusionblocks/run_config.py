@@ -1,7 +1,7 @@
 """The settings of a run: what determines its result, and how it is trained. A class for each family."""
 
 import math
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 from pydantic import BaseModel, Field, model_validator
 
@@ -24,6 +24,10 @@ class ImageData(BaseModel):
     num_channels: int = Field(ge=1, description="channels of the images")
     num_classes: int | None = Field(None, ge=1, description="number of classes; default: as many as the data have")
     patch_size: int = Field(ge=1, description="height and width of a patch, pixels")
+
+    def located(self, data_dir: str | None) -> Self:
+        """The settings with the data where they are now, if they have moved."""
+        return self if data_dir is None else self.model_copy(update={"data_dir": data_dir})
 
     @model_validator(mode="after")
     def _patches_fit(self) -> "ImageData":
@@ -51,6 +55,10 @@ class TextData(BaseModel):
         None, ge=2, description="number of tokens; bpe: how many to make; else default: as many as the tokenizer has"
     )
     seq_len: int = Field(ge=2, description="tokens of a window")
+
+    def located(self, data: str | None) -> Self:
+        """The settings with the data where they are now, if they have moved."""
+        return self if data is None else self.model_copy(update={"data": data})
 
 
 class RunConfig(BlockwiseConfig, TrainingConfig):
@@ -189,7 +197,8 @@ class MaskedLmRun(MaskedLmConfig, TextData, RunConfig):
     local_window: int = Field(128, ge=2, description="tokens that local attention sees")
 
 
-AnyRun = VitRun | DitRun | MaskedLmRun
+ImageRun = VitRun | DitRun
+AnyRun = ImageRun | MaskedLmRun
 """The settings of a run of any family."""
 
 RUN_CONFIGS: dict[str, type[AnyRun]] = {"vit": VitRun, "dit": DitRun, "masked-lm": MaskedLmRun}

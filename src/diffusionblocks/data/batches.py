@@ -13,6 +13,7 @@ from diffusionblocks.data.latents import LatentSet
 from diffusionblocks.data.lazy import ImageSource
 from diffusionblocks.data.order import batch_rows
 from diffusionblocks.data.text import TokenSet
+from diffusionblocks.families.masked_lm import MASK, PAD
 from diffusionblocks.randomness import key_seed
 
 
@@ -99,7 +100,7 @@ class LatentBatches:
 
 @dataclass(frozen=True)
 class TextBatches:
-    """Which tokens are none of the padding, bool (n, seq_len), as inputs and tokens, int64 (n, seq_len), as targets."""
+    """Tokens, int64 (n, seq_len), as targets; inputs of the same shape say that each is to be found, or is padding."""
 
     token_set: TokenSet
 
@@ -108,7 +109,7 @@ class TextBatches:
 
     def batch(self, rows: Sequence[tuple[int, int]], seed: int, block: int) -> tuple[Tensor, Tensor]:
         tokens, valid = self.token_set.rows(torch.tensor([index for _, index in rows]))
-        return valid, tokens
+        return torch.where(valid, MASK, PAD), tokens
 
 
 def _augment_keys(rows: Sequence[tuple[int, int]], seed: int, block: int) -> list[tuple[int, int, int]]:

@@ -1,4 +1,4 @@
-"""What an update costs: measured memory and time of each method, on random images of the recipe's size.
+"""What an update costs: measured memory and time of each method, on random data of the recipe's size.
 
 Times are taken in alternation, a turn of updates of every unit in each round, so that a machine whose speed drifts does
 not favour one side; ratios between methods are then those of one run.
@@ -20,7 +20,7 @@ from diffusionblocks.data.batches import TensorBatches
 from diffusionblocks.memory import MemoryReport
 from diffusionblocks.model import BlockwiseModel
 from diffusionblocks.randomness import keyed_generator
-from diffusionblocks.run_config import AnyRun
+from diffusionblocks.run_config import AnyRun, MaskedLmRun
 from diffusionblocks.training.data import empty_batch
 from diffusionblocks.training.networks import blockwise_of, build_units
 from diffusionblocks.training.step import make_optimizer, train_step
@@ -56,9 +56,14 @@ def random_batches(config: AnyRun) -> TensorBatches:
     def filled(tensor: Tensor) -> Tensor:
         if tensor.is_floating_point():
             return torch.randn(tensor.shape, generator=generator)
-        return torch.randint(0, config.num_classes or 1, tensor.shape, generator=generator)
+        return torch.randint(0, known or 1, tensor.shape, generator=generator)
 
-    return TensorBatches(*map(filled, empty_batch(config)))
+    x, y = empty_batch(config)
+    if isinstance(config, MaskedLmRun):  # x says which tokens are to be found: all
+        known = config.vocab_size
+        return TensorBatches(x, filled(y))
+    known = config.num_classes
+    return TensorBatches(filled(x), filled(y))
 
 
 def step_memory(config: AnyRun, device: str = "cpu") -> MemoryReport:

@@ -24,7 +24,7 @@ from diffusionblocks.families.dit import check_sampling, generate
 from diffusionblocks.memory import forward_memory
 from diffusionblocks.model import BlockwiseModel
 from diffusionblocks.randomness import keyed_generator
-from diffusionblocks.training.data import Data
+from diffusionblocks.training.data import Images
 
 NUM_LEVELS = 24
 ERROR_IMAGES = 1000
@@ -61,7 +61,7 @@ def sample_classes(count: int, classes: Sequence[int]) -> Tensor:
 @torch.no_grad()
 def evaluate_generator(
     model: BlockwiseModel,
-    data: Data,
+    data: Images,
     features: Any | None,
     options: GenerationOptions | None = None,
     to_images: Callable[[Tensor], Tensor] = to_uint8,
@@ -125,7 +125,7 @@ QUALITY = ("fid", "kid", "precision", "recall")
 
 @torch.no_grad()
 def denoising_errors(
-    model: BlockwiseModel, data: Data, num_levels: int = NUM_LEVELS, num_images: int = ERROR_IMAGES, seed: int = 0
+    model: BlockwiseModel, data: Images, num_levels: int = NUM_LEVELS, num_images: int = ERROR_IMAGES, seed: int = 0
 ) -> list[dict[str, Any]]:
     """Weighted squared error of D on images of a split under noise, at levels of equal mass of the noise law.
 
@@ -176,7 +176,7 @@ def sampling_memory(model: BlockwiseModel, request: dict[str, Any], labels: Tens
     return forward_memory(model, lambda: generate(blocks, labels, plan, batch_size=len(labels), **request))
 
 
-def _real_images(data: Data, to_images: Callable[[Tensor], Tensor]) -> Tensor:
+def _real_images(data: Images, to_images: Callable[[Tensor], Tensor]) -> Tensor:
     """The images of a split, uint8 (N, C, H, W); those of latents are decoded."""
     if isinstance(data, ImageSet):
         return data.images
@@ -184,7 +184,7 @@ def _real_images(data: Data, to_images: Callable[[Tensor], Tensor]) -> Tensor:
     return torch.cat([to_images(data.rows(torch.arange(k, min(k + 100, len(data))))) for k in parts])
 
 
-def _rows(data: Data, which: Tensor) -> tuple[Tensor, Tensor]:
+def _rows(data: Images, which: Tensor) -> tuple[Tensor, Tensor]:
     """(what the model generates, labels) of some rows."""
     if isinstance(data, ImageSet):
         return to_float(data.images[which]), data.labels[which]

@@ -122,15 +122,16 @@ def evaluate_likelihood(
     if data.seq_len > first.seq_len:
         raise InputError("seq_len", data.seq_len, f"at most {first.seq_len}, as in training")
     batches = range(0, len(data), options.batch_size)
-    rows = []
+    rows, sizes = [], []
     model.eval()
     for start in track(batches, "likelihood", console=Console(stderr=True), transient=True):
         index = torch.arange(start, min(start + options.batch_size, len(data)))
         tokens, valid = data.rows(index)
         x = torch.where(valid, MASK, PAD).to(device)
         generators = [keyed_generator(options.seed, "likelihood", k) for k in index.tolist()]
+        sizes.append(valid.sum(dim=1))
         rows.append(window_nats(networks, first.law, strata, x, tokens.to(device), generators).cpu())
-    return _summary(torch.cat(rows), strata, data, options)
+    return _summary(torch.cat(rows), torch.cat(sizes).double(), strata, data, options)
 
 
 def _networks(model: BlockwiseModel | MaskedLmEnsemble) -> tuple[list[Network], MaskedLmBlock]:
@@ -144,9 +145,10 @@ def _intervals(model: BlockwiseModel | MaskedLmEnsemble) -> list[Interval]:
     return [block.interval for block in blocks]
 
 
-def _summary(nats: Tensor, strata: Sequence[Stratum], data: TokenSet, options: LikelihoodOptions) -> dict[str, Any]:
-    """nats (windows, strata) as bits, with the spread over windows."""
-    sizes = data.sizes().double()
+def _summary(
+    nats: Tensor, sizes: Tensor, strata: Sequence[Stratum], data: TokenSet, options: LikelihoodOptions
+) -> dict[str, Any]:
+    """nats (windows, strata) of windows of these sizes as bits, with the spread over windows."""
     bits = nats / math.log(2)
     scale = sizes.sum() / data.num_characters  # tokens of a character
     per_token = bits.sum(dim=1) / sizes

@@ -147,16 +147,26 @@ def cross_entropy(network: Network, x: Tensor, y: Tensor, sigma: Tensor, masked:
 
 
 class MaskedLmEnsemble(nn.Module):
-    """A control: networks trained apart over the whole range, whose log-probabilities are averaged."""
+    """A control: networks trained apart over the whole range, whose log-probabilities are averaged; called as a block.
+
+    Args:
+        members: the networks, blocks of one and the same config.
+    """
 
     def __init__(self, members: Sequence[MaskedLmBlock]):
         super().__init__()
         self.members = nn.ModuleList(members)
+        first = members[0]
+        self.config, self.law, self.interval = first.config, first.law, first.interval
+        self.seq_len, self.mask_id = first.seq_len, first.mask_id
 
     def forward(self, x: Tensor, z: Tensor, sigma: Tensor) -> Tensor:
         """Log-probabilities (B, n, V): the members' mean, normalised; arguments as for a block."""
         each = [member(x, z, sigma).float().log_softmax(dim=-1) for member in self.members]
         return torch.stack(each).mean(dim=0).log_softmax(dim=-1)
+
+
+MaskedLmBlock.ensemble = MaskedLmEnsemble
 
 
 @torch.no_grad()
@@ -281,7 +291,6 @@ def check_known(block: MaskedLmBlock, x: Tensor) -> None:
         raise InputError("x", tuple(x.shape), "token ids (N, n)")
     if x.shape[1] > block.seq_len:
         raise InputError("seq_len", x.shape[1], f"at most {block.seq_len}, as in training", "shorten the texts")
-    if int(x.min()) < PAD or int(x.max()) > block.mask_id:
-        raise InputError(
-            "token ids", [int(x.min()), int(x.max())], f"ids in 0..{block.mask_id} (the last: mask), or {PAD}"
-        )
+    if int(x.min()) < MASK or int(x.max()) >= block.mask_id:
+        found = [int(x.min()), int(x.max())]
+        raise InputError("token ids", found, f"ids in 0..{block.mask_id - 1}, or MASK = {MASK} and PAD = {PAD}")

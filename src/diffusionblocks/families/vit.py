@@ -94,6 +94,18 @@ class PlainVit(nn.Module):
         self.framework.enable_checkpointing(self.backbone, None)
 
 
+class VitEnsemble(nn.Module):
+    """A control: plain networks trained apart, whose log-probabilities are averaged."""
+
+    def __init__(self, members: Sequence[PlainVit]):
+        super().__init__()
+        self.members = nn.ModuleList(members)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Log-probabilities (B, K) of images (B, C, H, W): the members' mean, normalised."""
+        return torch.stack([log_probs(member(x)) for member in self.members]).mean(dim=0).log_softmax(dim=-1)
+
+
 class VitBlock(Block):
     """A block of a ViT classifier; see `Block` for arguments."""
 
@@ -102,6 +114,7 @@ class VitBlock(Block):
     layers_path = LAYERS_PATH
     has_targets = True
     plain = PlainVit
+    ensemble = VitEnsemble
 
     config: VitConfig
 
@@ -215,18 +228,6 @@ class VitBlock(Block):
         """Log-probabilities as logits; the loss is their cross-entropy."""
         loss = None if labels is None else functional.nll_loss(decoded, labels)
         return ImageClassifierOutput(loss=loss, logits=decoded)  # type: ignore[arg-type]
-
-
-class VitEnsemble(nn.Module):
-    """A control: plain networks trained apart, whose log-probabilities are averaged."""
-
-    def __init__(self, members: Sequence[PlainVit]):
-        super().__init__()
-        self.members = nn.ModuleList(members)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Log-probabilities (B, K) of images (B, C, H, W): the members' mean, normalised."""
-        return torch.stack([log_probs(member(x)) for member in self.members]).mean(dim=0).log_softmax(dim=-1)
 
 
 def decoding_of(

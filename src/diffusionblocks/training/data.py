@@ -1,9 +1,13 @@
-"""What a run trains on and is scored on: a split of its data, and the facts about them that its networks need."""
+"""What a run trains on and is scored on: a split of its data, and the facts about them that its networks need.
+
+RUN/data.json is the facts, RUN/tokenizer the tokenizer of text.
+"""
 
 import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -20,11 +24,12 @@ from diffusionblocks.data.text import TokenSet, load_text
 from diffusionblocks.data.tokenizers import load_tokenizer
 from diffusionblocks.errors import InputError
 from diffusionblocks.families.masked_lm import MASK
-from diffusionblocks.run_config import AnyRun, DitRun, MaskedLmRun, VitRun
+from diffusionblocks.run_config import AnyRun, DitRun, ImageRun, MaskedLmRun
 
 FACTS_FILE = "data.json"
 TOKENIZER_FOLDER = "tokenizer"
 
+Split = Literal["train", "validation", "test"]
 Images = ImageSet | LatentSet
 Data = Images | TokenSet
 
@@ -92,7 +97,18 @@ class DataFacts:
             raise InputError("file", str(path), f"what `dblocks train` writes ({error})") from None
 
 
-def load_split(config: AnyRun, split: str, run_dir: Path | None = None) -> Data:
+def keep(data: Data, facts: DataFacts, run_dir: Path) -> None:
+    """Keep in a run folder what its networks need of the data, or check that it is what the folder has.
+
+    Raises:
+        InputError: the run began with other data.
+    """
+    facts.write(run_dir)
+    if isinstance(data, TokenSet) and not (run_dir / TOKENIZER_FOLDER).exists():
+        data.tokenizer.save(run_dir / TOKENIZER_FOLDER)
+
+
+def load_split(config: AnyRun, split: Split, run_dir: Path | None = None) -> Data:
     """The images, latents or text of a split, checked against the recipe's size, channels and classes.
 
     Args:
@@ -106,7 +122,7 @@ def load_split(config: AnyRun, split: str, run_dir: Path | None = None) -> Data:
     return _load_text(config, split, run_dir) if isinstance(config, MaskedLmRun) else _load_images(config, split)
 
 
-def _load_text(config: MaskedLmRun, split: str, run_dir: Path | None) -> TokenSet:
+def _load_text(config: MaskedLmRun, split: Split, run_dir: Path | None) -> TokenSet:
     kept = None if run_dir is None else run_dir / TOKENIZER_FOLDER
     data = load_text(
         config.data,
@@ -126,7 +142,7 @@ def _load_text(config: MaskedLmRun, split: str, run_dir: Path | None) -> TokenSe
     return data
 
 
-def _load_images(config: VitRun | DitRun, split: str) -> Images:
+def _load_images(config: ImageRun, split: Split) -> Images:
     if config.dataset == "latents":
         if config.data_dir is None:
             raise InputError("data_dir", None, "a folder that `dblocks encode` made", "set data_dir")
@@ -137,7 +153,7 @@ def _load_images(config: VitRun | DitRun, split: str) -> Images:
     else:
         data = load_images(
             config.dataset,
-            split,  # type: ignore[arg-type]
+            split,
             config.data_dir,
             config.fold,
             seed=0,
@@ -167,8 +183,10 @@ def training_batches(config: AnyRun, data: Data) -> tuple[Batches, Sequence[str]
     Raises:
         InputError: a classifier's data with one class alone.
     """
-    if isinstance(data, TokenSet):
+    if isinstance(config, MaskedLmRun):
+        assert isinstance(data, TokenSet)
         return TextBatches(data), ()
+    assert not isinstance(data, TokenSet)
     if isinstance(config, DitRun):
         absent = absent_classes(data.labels, data.classes)
         if isinstance(data, LatentSet):

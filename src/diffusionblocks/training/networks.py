@@ -11,7 +11,7 @@ from diffusionblocks.conversion import build_block, with_measured_scale
 from diffusionblocks.errors import InputError
 from diffusionblocks.families import block_class_of
 from diffusionblocks.randomness import seeded
-from diffusionblocks.run_config import AnyRun, DitRun, MaskedLmRun, VitRun
+from diffusionblocks.run_config import AnyRun, DitRun, ImageRun, MaskedLmRun
 from diffusionblocks.training.data import DataFacts
 
 
@@ -84,7 +84,7 @@ def _text_config(config: MaskedLmRun, depth: int, facts: DataFacts | None) -> Mo
     )
 
 
-def _class_names(config: VitRun | DitRun, facts: DataFacts | None) -> tuple[str, ...]:
+def _class_names(config: ImageRun, facts: DataFacts | None) -> tuple[str, ...]:
     if facts is not None:
         return facts.classes
     if config.num_classes is None:

@@ -2,7 +2,7 @@
 
 RUN/config.json           resolved settings; another config in the same folder is refused
 RUN/provenance.json       command, commit, hardware and versions that started it
-RUN/data.json             what is known of the data: classes, their scale
+RUN/data.json             what is known of the data: classes, their scale; RUN/tokenizer/ where they are text
 RUN/block-k/              checkpoint-N/ (the newest two), metrics.jsonl, memory.json; a control: network, member-k
 RUN/trunk/                the run of the trunk that the blocks start from, if they have one of their own
 RUN/tensorboard/          the same metrics
@@ -18,11 +18,11 @@ from diffusionblocks import checkpoint
 from diffusionblocks.block import Block
 from diffusionblocks.config import SAMPLING, read_json, validate
 from diffusionblocks.errors import InputError
-from diffusionblocks.families.vit import PlainVit, VitEnsemble
+from diffusionblocks.families import block_class_of
 from diffusionblocks.model import BlockwiseModel
 from diffusionblocks.provenance import provenance
 from diffusionblocks.run_config import AnyRun, run_config_class
-from diffusionblocks.training.data import DataFacts, load_split, training_batches
+from diffusionblocks.training.data import DataFacts, keep, load_split, training_batches
 from diffusionblocks.training.networks import blockwise_of, build_units
 from diffusionblocks.training.state import load_unit, newest
 from diffusionblocks.training.trainer import Trainer
@@ -30,7 +30,7 @@ from diffusionblocks.training.trainer import Trainer
 CONFIG_FILE = "config.json"
 PROVENANCE_FILE = "provenance.json"
 TRUNK = "trunk"
-OPERATION = ("data_dir", "num_workers", "rotate_every", "checkpoint_every")
+OPERATION = ("data_dir", "data", "num_workers", "rotate_every", "checkpoint_every")
 """Settings that say where and how a run is done and have no part in its result: they may change when it goes on."""
 
 
@@ -93,7 +93,7 @@ def make_trainers(
         progress: show progress bars.
         trunk_dir: the run of a trunk to start from, trained elsewhere; without it RUN/trunk is trained first.
     """
-    data = load_split(config, "train")
+    data = load_split(config, "train", run_dir)
     batches, absent = training_batches(config, data)
     facts = DataFacts.of(config, data)
     units = build_units(config, facts, only)
@@ -104,12 +104,12 @@ def make_trainers(
             raise InputError("from", str(trunk_dir), "blocks with a trunk", "set trunk=0.5, say")
         _check_trunk(trunk_dir, config)
     claim_folder(run_dir, config)
-    facts.write(run_dir)
+    keep(data, facts, run_dir)
     if branches:
         if trunk_dir is None:
             trunk_dir, of_trunk = run_dir / TRUNK, config.model_copy(update={"method": "trunk"})
             claim_folder(trunk_dir, of_trunk)
-            facts.write(trunk_dir)
+            keep(data, facts, trunk_dir)
             whole = of_trunk.unit_budget(len(data))
             trunk_units = build_units(of_trunk, facts)
             yield Trainer(trunk_units, batches, config.training(), trunk_dir, device, progress, budget=whole)
@@ -138,11 +138,11 @@ def _finished_trunk(trunk_dir: Path, updates: int) -> Path:
     return path
 
 
-def load_trained(run_dir: Path, config: AnyRun) -> tuple[BlockwiseModel | PlainVit | VitEnsemble, dict[str, int]]:
+def load_trained(run_dir: Path, config: AnyRun) -> tuple[Any, dict[str, int]]:
     """The network of a run from its newest whole checkpoints (averaged weights if there are any), to evaluate.
 
     Returns:
-        (model, updates of each unit by folder name).
+        (a BlockwiseModel, a plain network or an ensemble; updates of each unit by folder name).
 
     Raises:
         InputError: a unit without a whole checkpoint, by name.
@@ -157,10 +157,12 @@ def load_trained(run_dir: Path, config: AnyRun) -> tuple[BlockwiseModel | PlainV
             raise InputError("run", str(folder), "a unit with a checkpoint", reason)
         updates[folder.name] = load_unit(path, unit, averaged=True)
         unit.eval()
+    if config.method == "shallow-ensemble":
+        ensemble: Any = block_class_of(config.family).ensemble
+        return ensemble(units).eval(), updates
     if isinstance(units[0], Block):
         return BlockwiseModel(units, blockwise_of(config, facts)).eval(), updates  # type: ignore[arg-type]
-    networks: list[PlainVit] = units  # type: ignore[assignment]
-    return VitEnsemble(networks).eval() if config.method == "shallow-ensemble" else networks[0], updates
+    return units[0], updates
 
 
 def export_model(run_dir: Path, config: AnyRun, num_updates: int) -> Path | None:
@@ -175,7 +177,7 @@ def export_model(run_dir: Path, config: AnyRun, num_updates: int) -> Path | None
         model.save_pretrained(folder)
         return folder
     with checkpoint.atomic_folder(folder) as draft:
-        if isinstance(model, PlainVit):
+        if config.method != "shallow-ensemble":
             checkpoint.save_network(model, draft)
         else:
             for member in model.members:
