@@ -4,7 +4,7 @@
 data        documents
 ==========  =======================================================================================================
 pydoc       the English help texts that CPython ships (`pydoc_data.topics`, about 0.5 MB), one a topic, in the order
-            of the names; they differ a little from one version of Python to the next
+            of the names, but a text that two topics share once; they differ with the version of Python
 FILE        plain text, or gzip of it: one document; or a table of the kinds in `TABLES`: one document a row
 DIR         every file below it that is not hidden, in the order of the paths, as a FILE each; DIR/train (and
             DIR/validation, DIR/test) are the splits, if there is one
@@ -102,7 +102,7 @@ class Documents:
 def open_documents(
     data: str, text_field: str = "text", encoding: str = "utf-8", split_by: SplitBy = "auto"
 ) -> dict[str, Documents]:
-    """The three splits of a text source; no two share a character.
+    """The three splits of a text source; no two share a piece of the source.
 
     Splits that the source has itself are used as they are. The others are taken from its train split (or from all of
     it) and have 5 % each, so 90/5/5 where it has none. Documents without a character are passed over.
@@ -178,7 +178,8 @@ def _open_source(data: str, text_field: str, encoding: str) -> dict[str, Source]
     if data == "pydoc":
         from pydoc_data.topics import topics
 
-        names = sorted(topics)
+        # The same text in two splits would be no held-out text.
+        names = sorted({topics[name]: name for name in sorted(topics, reverse=True)}.values())
         return {"train": Source(data, [Memory(data, names, [topics[name] for name in names])])}
     if data.startswith("hub:"):
         found = load_with_datasets("data", data, "text", data.removeprefix("hub:"))
