@@ -242,12 +242,14 @@ def mdm_pydoc() -> dict[str, Any]:
 
 
 def mdm_shakespeare() -> dict[str, Any]:
-    """A 6-layer masked diffusion language model on the characters of a text such as Shakespeare's works (--data)."""
+    """A 6-layer masked diffusion language model on the characters of Shakespeare's works (--data FILE)."""
     return {
         "family": "masked-lm",
         "data": "shakespeare.txt",
         "tokenizer": "characters",
+        "vocab_size": 84,
         "seq_len": 64,
+        "intermediate_size": 128,
         "updates": 1600,
         "batch_size": 32,
         "lr": 4e-3,

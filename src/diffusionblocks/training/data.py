@@ -124,7 +124,7 @@ def load_split(config: AnyRun, split: Split, run_dir: Path | None = None) -> Dat
 
 def _load_text(config: MaskedLmRun, split: Split, run_dir: Path | None) -> TokenSet:
     kept = None if run_dir is None else run_dir / TOKENIZER_FOLDER
-    data = load_text(
+    return load_text(
         config.data,
         split,
         config.seq_len,
@@ -134,12 +134,6 @@ def _load_text(config: MaskedLmRun, split: Split, run_dir: Path | None) -> Token
         encoding=config.encoding,
         split_by=config.split_by,
     )
-    found = data.tokenizer.vocab_size
-    if config.vocab_size not in (None, found):
-        raise InputError(
-            "vocab_size", config.vocab_size, f"{found}, as the tokenizer has", "leave it out, or take that"
-        )
-    return data
 
 
 def _load_images(config: ImageRun, split: Split) -> Images:
