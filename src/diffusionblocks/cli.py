@@ -65,31 +65,44 @@ def _parser() -> _Parser:
     evaluate.add_argument("--num-sampling-steps", metavar="N", help="steps of the plan (default: the run's)")
     evaluate.add_argument("--chains", metavar="K", help="vit, with --start noise: chains to average (default 1)")
     evaluate.add_argument("--decoding", choices=["chain", "average"], help="vit: which answer counts")
-    evaluate.add_argument("--samples", metavar="N", help="dit: images of each seed (default 1000)")
-    evaluate.add_argument("--sampling-seeds", metavar="N", help="dit: seeds of the samples, from --seed on (default 3)")
-    _add_sampling(evaluate, "dit: ")
+    evaluate.add_argument("--draws", metavar="N", help="masked-lm: masks of each window for the bound (default 12)")
+    evaluate.add_argument(
+        "--samples", metavar="N", help="dit: images of each seed (default 1000); masked-lm: texts (200; 0: none)"
+    )
+    evaluate.add_argument(
+        "--sampling-seeds", metavar="N", help="dit, masked-lm: seeds of the samples, from --seed on (default 3)"
+    )
+    _add_sampling(evaluate)
+    _add_judges(evaluate)
     evaluate.add_argument(
         "--features",
         metavar="DIR",
         help="dit: what FID is measured with: inception, none, or the folder of a classifier, which is trained on the "
         "training split if it is not there (default: features-DATASET beside the run)",
     )
-    evaluate.add_argument("--data-dir", metavar="DIR", help="where the data are now (default: the run's)")
+    evaluate.add_argument("--data-dir", "--data", metavar="DIR", help="where the data are now (default: the run's)")
     evaluate.add_argument("--seed", default="0", help="seed of the noise")
     evaluate.add_argument("--device", default="auto")
     evaluate.set_defaults(run_command=commands.eval)
 
-    sample = subcommands.add_parser("sample", help="generate images of classes", allow_abbrev=False)
+    sample = subcommands.add_parser("sample", help="generate images of classes, or texts", allow_abbrev=False)
     sample.add_argument("run", metavar="RUN", help="run folder, or a saved model")
-    sample.add_argument("--classes", metavar="A,B", default="all", help="classes by number or name; 0-9")
-    sample.add_argument("--num", metavar="N", default="64", help="number of images, classes in turn (default 64)")
+    sample.add_argument("--classes", metavar="A,B", help="dit: classes by number or name; 0-9 (default all)")
+    sample.add_argument("--prompt", metavar="TEXT", help="masked-lm: how every text begins")
+    sample.add_argument("--infill", metavar="TEXT", help="masked-lm: a text with blanks, one for each missing token")
+    sample.add_argument("--blank", metavar="X", help="masked-lm: what marks a blank (default _)")
+    sample.add_argument(
+        "--num", metavar="N", help="dit: number of images, classes in turn (default 64); masked-lm: of texts (4)"
+    )
     sample.add_argument("--num-sampling-steps", metavar="N", help="steps of the plan (default: the run's)")
     _add_sampling(sample)
-    sample.add_argument("--seed", default="0", help="seed of the noise that images start from")
+    sample.add_argument("--seed", default="0", help="seed of the noise that images start from, or of texts")
     sample.add_argument("--resident", choices=["all", "one"], default="all", help="blocks in memory (default all)")
-    sample.add_argument("--batch-size", metavar="N", default="64", help="images at a time (default 64)")
-    sample.add_argument("--grid", metavar="FILE", default="samples.png", help="PNG of all images (default samples.png)")
-    sample.add_argument("--out", metavar="DIR", help="write each image there as a PNG, too")
+    sample.add_argument("--batch-size", metavar="N", default="64", help="images or texts at a time (default 64)")
+    sample.add_argument("--grid", metavar="FILE", help="dit: PNG of all images (default samples.png)")
+    sample.add_argument(
+        "--out", metavar="PATH", help="dit: folder for a PNG of each image; masked-lm: file for texts as JSON lines"
+    )
     sample.add_argument("--device", default="auto")
     sample.set_defaults(run_command=commands.sample)
 
@@ -118,8 +131,11 @@ def _parser() -> _Parser:
     compare.add_argument(
         "--trunk", metavar="X", default="0.75", help="share of the trunk of blocks+trunk (default .75)"
     )
-    compare.add_argument("--samples", metavar="N", default="1000", help="dit: images of a sampling seed (default 1000)")
-    compare.add_argument("--sampling-seeds", metavar="N", default="3", help="dit: seeds of samples (default 3)")
+    compare.add_argument(
+        "--samples", metavar="N", help="dit: images of a sampling seed (default 1000); masked-lm: texts (200)"
+    )
+    compare.add_argument("--sampling-seeds", metavar="N", default="3", help="seeds of samples (default 3)")
+    _add_judges(compare)
     compare.add_argument("--split", choices=["test", "validation"], default="test")
     compare.add_argument("--device", default="auto")
     _add_settings(compare, without=("preset", "method", "budget", "trunk", "seed", "fold"))
@@ -135,7 +151,7 @@ def _parser() -> _Parser:
     report = subcommands.add_parser("report", help="write an HTML page of a run or a comparison", allow_abbrev=False)
     report.add_argument("folder", metavar="RUN|DIR", help="run folder, or folder of dblocks compare")
     report.add_argument("--split", choices=["test", "validation", "train"], help="default: test, or what was compared")
-    report.add_argument("--data-dir", metavar="DIR", help="where the data are now (default: the run's)")
+    report.add_argument("--data-dir", "--data", metavar="DIR", help="where the data are now (default: the run's)")
     report.add_argument("--out", metavar="FILE", help="HTML file to write (default: report.html in the folder)")
     report.add_argument("--device", default="auto")
     report.set_defaults(run_command=commands.report)
@@ -152,12 +168,26 @@ def _parser() -> _Parser:
     return parser
 
 
-def _add_sampling(parser: argparse.ArgumentParser, family: str = "") -> None:
-    parser.add_argument("--sampler", metavar="X", help=f"{family}euler, heun or dpmpp-2m (default: the run's)")
+def _add_sampling(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--guidance", metavar="G", help=f"{family}classifier-free guidance; 1,2,1: by block (default: the run's)"
+        "--sampler",
+        metavar="X",
+        help="dit: euler, heun or dpmpp-2m; masked-lm: counts or ancestral (default: the run's)",
     )
-    parser.add_argument("--vae", metavar="DIR", help=f"{family}autoencoder that decodes latents into images")
+    parser.add_argument(
+        "--guidance", metavar="G", help="dit: classifier-free guidance; 1,2,1: by block (default: the run's)"
+    )
+    parser.add_argument("--vae", metavar="DIR", help="dit: autoencoder that decodes latents into images")
+    parser.add_argument("--temperature", metavar="T", help="masked-lm: temperature of the tokens (default: the run's)")
+
+
+def _add_judges(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--judge",
+        metavar="MODEL",
+        help="masked-lm: causal model for generative perplexity (folder, hub name, smollm2)",
+    )
+    parser.add_argument("--mauve", metavar="MODEL", help="masked-lm: model whose features MAUVE is taken of")
 
 
 def _did_you_mean(flag: str) -> str:

@@ -58,20 +58,29 @@ def eval(arguments: argparse.Namespace) -> int:
     run_dir, seed, steps = Path(arguments.run), _whole("seed", arguments.seed, 0), _steps(arguments)
     chains = 1 if arguments.chains is None else _whole("chains", arguments.chains, 1)
     count = 3 if arguments.sampling_seeds is None else _whole("sampling_seeds", arguments.sampling_seeds, 1)
-    samples = 1000 if arguments.samples is None else _whole("samples", arguments.samples, 1)
     guidance = _guidance(arguments.guidance)
     family = load_config(run_dir).family
-    foreign = [name for name in OPTIONS_OF_FAMILY if name[0] != family and getattr(arguments, name[1]) is not None]
-    for other, name in foreign:
-        raise InputError(
-            name, getattr(arguments, name), f"no such flag for a run of the family {family}", f"{other} has"
-        )
+    _refuse_foreign(arguments, EVAL_FLAGS, family)
     options: Any
-    if family == "dit":
+    if family == "masked-lm":
+        from diffusionblocks.evaluation.language import LanguageOptions
+
+        options = LanguageOptions(
+            draws=12 if arguments.draws is None else _whole("draws", arguments.draws, 1),
+            seed=seed,
+            samples=200 if arguments.samples is None else _whole("samples", arguments.samples, 0),
+            sampling_seeds=range(seed, seed + count),
+            num_sampling_steps=steps,
+            sampler=arguments.sampler,
+            temperature=_temperature(arguments.temperature),
+            judge=arguments.judge,
+            mauve=arguments.mauve,
+        )
+    elif family == "dit":
         from diffusionblocks.evaluation.generation import GenerationOptions
 
         options = GenerationOptions(
-            samples=samples,
+            samples=1000 if arguments.samples is None else _whole("samples", arguments.samples, 1),
             seeds=range(seed, seed + count),
             num_sampling_steps=steps,
             sampler=arguments.sampler,
@@ -92,11 +101,27 @@ def eval(arguments: argparse.Namespace) -> int:
     return _score(run_dir, arguments.split, options, arguments.data_dir, arguments.device)
 
 
-OPTIONS_OF_FAMILY = (
-    *(("vit", name) for name in ("start", "chains", "decoding")),
-    *(("dit", name) for name in ("samples", "sampling_seeds", "sampler", "guidance", "features", "vae")),
-)
-"""Flags of `dblocks eval` that one family alone has."""
+EVAL_FLAGS = {
+    "vit": ("start", "chains", "decoding"),
+    "dit": ("samples", "sampling_seeds", "sampler", "guidance", "features", "vae"),
+    "masked-lm": ("draws", "samples", "sampling_seeds", "sampler", "temperature", "judge", "mauve"),
+}
+"""Flags of `dblocks eval` that not every family has."""
+
+SAMPLE_FLAGS = {
+    "dit": ("classes", "sampler", "guidance", "vae", "grid"),
+    "masked-lm": ("prompt", "infill", "blank", "sampler", "temperature"),
+}
+"""Flags of `dblocks sample` that not every family has."""
+
+
+def _refuse_foreign(arguments: argparse.Namespace, flags: dict[str, tuple[str, ...]], family: str) -> None:
+    """Refuse a flag that is given and that the family does not have."""
+    for other, names in flags.items():
+        for name in names:
+            value = getattr(arguments, name)
+            if value is not None and name not in flags.get(family, ()):
+                raise InputError(name, value, f"no such flag for a run of the family {family}", f"{other} has it")
 
 
 def _score(run_dir: Path, split: str, options: Any, data_dir: str | None, device: str) -> int:
@@ -110,11 +135,42 @@ def _score(run_dir: Path, split: str, options: Any, data_dir: str | None, device
 
 
 def sample(arguments: argparse.Namespace) -> int:
+    from diffusionblocks.evaluation.opening import family_in
+
+    family = family_in(Path(arguments.run))
+    _refuse_foreign(arguments, SAMPLE_FLAGS, family)
+    return _sample_texts(arguments) if family == "masked-lm" else _sample_images(arguments)
+
+
+def _sample_texts(arguments: argparse.Namespace) -> int:
+    from diffusionblocks.evaluation.sample_text import TextOptions, sample_texts
+
+    options = TextOptions(
+        prompt=arguments.prompt or "",
+        infill=arguments.infill,
+        blank="_" if arguments.blank is None else arguments.blank,
+        num=4 if arguments.num is None else _whole("num", arguments.num, 1),
+        num_sampling_steps=_steps(arguments),
+        sampler=arguments.sampler,
+        temperature=_temperature(arguments.temperature),
+        seed=_whole("seed", arguments.seed, 0),
+        batch_size=_whole("batch_size", arguments.batch_size, 1),
+        resident=arguments.resident,
+    )
+    out = None if arguments.out is None else Path(arguments.out)
+    texts, what = sample_texts(Path(arguments.run), options, out, _device(arguments.device))
+    for number, text in enumerate(texts):
+        print(f"--- {number}\n{text}")
+    print(f"---\n{what}" + ("" if out is None else f": {out}"))
+    return 0
+
+
+def _sample_images(arguments: argparse.Namespace) -> int:
     from diffusionblocks.evaluation.sample import SampleOptions, sample_run
 
     options = SampleOptions(
-        classes=arguments.classes,
-        num=_whole("num", arguments.num, 1),
+        classes=arguments.classes or "all",
+        num=64 if arguments.num is None else _whole("num", arguments.num, 1),
         num_sampling_steps=_steps(arguments),
         sampler=arguments.sampler,
         guidance=_guidance(arguments.guidance),
@@ -123,7 +179,7 @@ def sample(arguments: argparse.Namespace) -> int:
         resident=arguments.resident,
         vae=arguments.vae,
     )
-    grid, out = Path(arguments.grid), None if arguments.out is None else Path(arguments.out)
+    grid, out = Path(arguments.grid or "samples.png"), None if arguments.out is None else Path(arguments.out)
     print(sample_run(Path(arguments.run), options, grid, out, _device(arguments.device)))
     return 0
 
@@ -158,6 +214,15 @@ def _guidance(text: str | None) -> float | tuple[float, ...] | None:
     return scales[0] if len(scales) == 1 else scales
 
 
+def _temperature(text: str | None) -> float | None:
+    if text is None:
+        return None
+    try:
+        return float(text)
+    except ValueError:
+        raise InputError("temperature", text, "a number above 0") from None
+
+
 def compare(arguments: argparse.Namespace) -> int:
     from diffusionblocks.compare import compare as make
     from diffusionblocks.comparison import Comparison
@@ -168,7 +233,8 @@ def compare(arguments: argparse.Namespace) -> int:
     from diffusionblocks.training.trainer import Interrupted
 
     _needs_report_extra()
-    lists = {name: tuple(getattr(arguments, name).split(",")) for name in _LISTS if getattr(arguments, name)}
+    lists: Any = {name: tuple(getattr(arguments, name).split(",")) for name in _LISTS if getattr(arguments, name)}
+    samples = {} if arguments.samples is None else {"samples": _whole("samples", arguments.samples, 1)}
     comparison = Comparison(
         arguments.recipe,
         settings_of(arguments),
@@ -177,8 +243,10 @@ def compare(arguments: argparse.Namespace) -> int:
         folds=_whole("folds", arguments.folds, 1),
         trunk=arguments.trunk,
         split=arguments.split,
-        samples=_whole("samples", arguments.samples, 1),
         sampling_seeds=_whole("sampling_seeds", arguments.sampling_seeds, 1),
+        judge=arguments.judge,
+        mauve=arguments.mauve,
+        **samples,
         **lists,
     )
     folder = Path(arguments.out or f"runs/compare-{arguments.recipe}")

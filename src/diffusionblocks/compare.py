@@ -19,6 +19,7 @@ from diffusionblocks.evaluation.score import run_with, score_run
 from diffusionblocks.memory import KINDS
 from diffusionblocks.provenance import provenance
 from diffusionblocks.run_config import AnyRun
+from diffusionblocks.scoring import SCORING
 from diffusionblocks.training.run import PROVENANCE_FILE, claim_folder, export_model, make_trainers
 
 COMPARE_FILE = "compare.json"
@@ -34,7 +35,7 @@ def compare(comparison: Comparison, folder: Path, device: str = "cpu", progress:
         InputError: settings or data that do not fit; a folder with runs of other settings.
         Interrupted: Ctrl-C; the same call goes on.
     """
-    entries = comparison.entries()
+    entries, scoring = comparison.entries(), SCORING[comparison.family]
     folder.mkdir(parents=True, exist_ok=True)
     scored = []
     for number, entry in enumerate(entries):
@@ -45,21 +46,16 @@ def compare(comparison: Comparison, folder: Path, device: str = "cpu", progress:
                 trainer.train()
             checkpoint.write_text(run_dir / "budget.json", json.dumps(dataclasses.asdict(trainer.budget)))
             export_model(run_dir, entry.trained, trainer.num_updates)
-            options = _options(comparison, entry, folder)
+            options = scoring.options(comparison, entry, folder)
             score_run(run_dir, comparison.split, options, device=device, name=entry.score_name)
         scored.append((entry, run_dir))
     costs = measure_costs(comparison, folder / "costs.json", device)
     rows = [_row(entry, run_dir, comparison, costs[entry.cost]) for entry, run_dir in scored]
     if "checkpointing" in (comparison.methods or ()):
         rows.append(_checkpointing_row(comparison.config(method="checkpointing"), costs))
-    made = provenance()
-    result = {"recipe": comparison.recipe, **made, "split": comparison.split}
-    if comparison.family == "dit":
-        first = read_json(scored[0][1] / f"eval-{comparison.split}.json")
-        how = {name: first[name] for name in ("sampler", "num_sampling_steps", "samples")}
-        sampling = {**how, "seeds": comparison.sampling_seeds}
-        result |= {"metric": "fid", "sampling": sampling, "features": first["features"]}
-    result |= {"costs": costs, "rows": rows}
+    first = read_json(scored[0][1] / f"eval-{comparison.split}{scored[0][0].score_name}.json")
+    result = {"recipe": comparison.recipe, **provenance(), "split": comparison.split}
+    result |= {**scoring.header(first, comparison), "costs": costs, "rows": rows}
     checkpoint.write_text(folder / COMPARE_FILE, json.dumps(result, indent=1) + "\n")
     return result
 
@@ -70,28 +66,9 @@ def _is_scored(run_dir: Path, entry: Entry, comparison: Comparison) -> bool:
     if not (run_dir / "budget.json").exists() or not path.exists():
         return False
     result = read_json(path)
-    asked = {"settings": run_with(entry.trained)}
-    if comparison.family == "dit":
-        asked |= {"samples": comparison.samples}
-        if len(result["sampling"]) != comparison.sampling_seeds:
-            return False
     claim_folder(run_dir, entry.trained)
-    return all(result.get(name) == value for name, value in asked.items())
-
-
-def _options(comparison: Comparison, entry: Entry, folder: Path) -> Any:
-    """How a run is scored; None: as its settings say."""
-    if comparison.family != "dit":
-        return None
-    # The family's package is an extra, so it is imported for its runs alone.
-    from diffusionblocks.evaluation.generation import GenerationOptions
-
-    return GenerationOptions(
-        samples=comparison.samples,
-        seeds=range(comparison.sampling_seeds),
-        guidance=entry.guidance,
-        features=str(folder / "features"),
-    )
+    is_as_asked = SCORING[comparison.family].is_as_asked(result, comparison)
+    return is_as_asked and result.get("settings") == run_with(entry.trained)
 
 
 def measure_costs(comparison: Comparison, path: Path, device: str = "cpu") -> dict[str, Any]:
@@ -123,6 +100,7 @@ def _row(entry: Entry, run_dir: Path, comparison: Comparison, costs: dict[str, A
     config, budget = entry.config, read_json(run_dir / "budget.json")
     result = read_json(run_dir / f"eval-{comparison.split}{entry.score_name}.json")
     updates = budget["last"] - budget["first"] + budget["first"] // config.num_blocks
+    scoring = SCORING[comparison.family]
     row = {
         "method": entry.method,
         "preset": config.preset,
@@ -132,32 +110,11 @@ def _row(entry: Entry, run_dir: Path, comparison: Comparison, costs: dict[str, A
         "fold": entry.fold,
         "budget": config.budget,
         "updates": updates,
-        "metrics": _generation(result) if comparison.family == "dit" else _classification(result, entry),
+        "metrics": scoring.metrics(result, entry),
         "commit": read_json(run_dir / PROVENANCE_FILE)["commit"],
         **_costs(costs, config.batch_size),
     }
-    if comparison.family == "dit":
-        row |= {name: result[name] for name in ("flops_per_step", "flops_per_image")}
-        row["features"] = result["features"]["sha256"]
-        row["images_per_second"] = costs["sampling"]["median"]
-    return row
-
-
-def _generation(result: dict[str, Any]) -> dict[str, Any]:
-    return {name: result[name] for name in ("fid", "fid_se", "kid", "precision", "recall", "denoising_error")}
-
-
-def _classification(result: dict[str, Any], entry: Entry) -> dict[str, Any]:
-    scores = result["members"][0] if entry.config.method != entry.trained.method else result
-    metrics = {name: scores[name] for name in ("accuracy", "cross_entropy")}
-    if "blocks" in result:
-        metrics |= {
-            "block0_accuracy": result["blocks"][0]["alone"]["accuracy"],
-            "chain_accuracy": result["chain"]["accuracy"],
-            "chain_gain": result["chain_gain"],
-            "average_accuracy": result["average"]["accuracy"],
-        }
-    return metrics
+    return row | scoring.further(result, costs)
 
 
 def _costs(costs: dict[str, Any], batch_size: int) -> dict[str, Any]:

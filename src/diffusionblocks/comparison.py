@@ -22,6 +22,8 @@ METHODS = {
     "dit": ("end-to-end", "checkpointing", "shallow", "blocks", "blocks+trunk"),
     "masked-lm": ("end-to-end", "checkpointing", "shallow", "shallow-ensemble", "blocks", "blocks+trunk"),
 }
+SAMPLES = {"dit": 1000, "masked-lm": 200}
+"""Of generators, how many images or texts a sampling seed has unless it is said."""
 BUDGETS = ("layer-evaluations", "samples")
 PRESETS = {"vit": ("default", "paper"), "dit": ("default",), "masked-lm": ("default",)}
 VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
@@ -77,7 +79,14 @@ class Entry:
     @property
     def score_name(self) -> str:
         """What its result's file has in its name besides the split."""
-        return "" if self.guidance is None else f"-guidance-{self.guidance:g}"
+        if self.guidance is not None:
+            return f"-guidance-{self.guidance:g}"
+        return "-member-0" if self.is_member and self.config.family == "masked-lm" else ""
+
+    @property
+    def is_member(self) -> bool:
+        """Whether the row is of the first member of an ensemble alone."""
+        return self.config.method != self.trained.method
 
 
 @dataclass(frozen=True)
@@ -92,7 +101,8 @@ class Comparison:
         methods, budgets, presets, variants: which of each; None: all that the family has.
         trunk: share of the budget for the trunk of blocks+trunk.
         split: what is scored.
-        samples, sampling_seeds: of generators, images of a seed, and seeds.
+        samples, sampling_seeds: of generators, images or texts of a seed (None: as many as usual), and seeds.
+        judge, mauve: of language models, what judges their texts (see `evaluation.language`).
 
     Raises:
         InputError: an unknown method, budget, preset or variant, or a number out of range.
@@ -109,14 +119,18 @@ class Comparison:
     variants: Sequence[str] | None = None
     trunk: float = 0.75
     split: str = "test"
-    samples: int = 1000
+    samples: int | None = None
     sampling_seeds: int = 3
+    judge: str | None = None
+    mauve: str | None = None
 
     def __post_init__(self) -> None:
         known = {"methods": METHODS, "presets": PRESETS, "variants": VARIANTS}
         for name, of_family in known.items():
             if getattr(self, name) is None:
                 object.__setattr__(self, name, tuple(of_family[self.family]))
+        if self.samples is None:
+            object.__setattr__(self, "samples", SAMPLES.get(self.family, 0))
         for name, allowed in {**{n: k[self.family] for n, k in known.items()}, "budgets": BUDGETS}.items():
             for value in getattr(self, name):
                 if value not in allowed:

@@ -33,6 +33,9 @@ from diffusionblocks.noise import NoiseLaw, masses
 from diffusionblocks.partition import Interval
 from diffusionblocks.randomness import keyed_generator
 
+LanguageModel = BlockwiseModel | MaskedLmBlock | MaskedLmEnsemble
+"""Blocks; or a network, or several, for the whole range."""
+
 
 @dataclass(frozen=True)
 class LikelihoodOptions:
@@ -100,9 +103,7 @@ def window_nats(
     return torch.stack(parts, dim=1)
 
 
-def evaluate_likelihood(
-    model: BlockwiseModel | MaskedLmEnsemble, data: TokenSet, options: LikelihoodOptions
-) -> dict[str, Any]:
+def evaluate_likelihood(model: LanguageModel, data: TokenSet, options: LikelihoodOptions) -> dict[str, Any]:
     """The bound on the negative log-likelihood of every window, in bits per character, byte and token.
 
     Args:
@@ -116,9 +117,10 @@ def evaluate_likelihood(
         per masked token) and `levels` (cross-entropy over the masked share). All are upper bounds: estimates of the
         NELBO.
     """
-    networks, first = _networks(model)
+    networks = networks_of(model)
+    first = networks[0]
     device = next(model.parameters()).device
-    strata = strata_of(first.law, _intervals(model), options.draws)
+    strata = strata_of(first.law, [network.interval for network in networks], options.draws)
     if data.seq_len > first.seq_len:
         raise InputError("seq_len", data.seq_len, f"at most {first.seq_len}, as in training")
     batches = range(0, len(data), options.batch_size)
@@ -134,15 +136,9 @@ def evaluate_likelihood(
     return _summary(torch.cat(rows), torch.cat(sizes).double(), strata, data, options)
 
 
-def _networks(model: BlockwiseModel | MaskedLmEnsemble) -> tuple[list[Network], MaskedLmBlock]:
-    if isinstance(model, MaskedLmEnsemble):
-        return [model], model.members[0]  # type: ignore[return-value]
-    return list(model.block_list), model.block_list[0]  # type: ignore[return-value]
-
-
-def _intervals(model: BlockwiseModel | MaskedLmEnsemble) -> list[Interval]:
-    blocks: Any = model.members[:1] if isinstance(model, MaskedLmEnsemble) else model.block_list
-    return [block.interval for block in blocks]
+def networks_of(model: LanguageModel) -> list[Any]:
+    """What is called for each block of the plan: the blocks, or what has the whole range."""
+    return model.block_list if isinstance(model, BlockwiseModel) else [model]
 
 
 def _summary(

@@ -1,27 +1,24 @@
 """`dblocks sample`: images of classes from a run or a saved model, with all its blocks in memory or one at a time."""
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 from rich.progress import Progress
-from torch import Tensor
 
-from diffusionblocks import model as saved
-from diffusionblocks.block import BlockLoader, held, plan_of
+from diffusionblocks.block import plan_of
 from diffusionblocks.config import read_json
 from diffusionblocks.data.images import to_uint8
 from diffusionblocks.data.latents import decode, load_vae
 from diffusionblocks.errors import InputError
 from diffusionblocks.evaluation.generation import sample_classes
 from diffusionblocks.evaluation.grid import picture, write_grid
+from diffusionblocks.evaluation.opening import open_blocks
 from diffusionblocks.families.dit import check_sampling, generate
-from diffusionblocks.model import BlockwiseModel, load_block, read_model
 from diffusionblocks.training.data import DataFacts
-from diffusionblocks.training.run import CONFIG_FILE, load_config, load_trained
+from diffusionblocks.training.run import CONFIG_FILE
 
 
 @dataclass(frozen=True)
@@ -67,9 +64,10 @@ def sample_run(folder: Path, options: SampleOptions, grid: Path, out: Path | Non
     """
     if not grid.parent.is_dir():
         raise InputError("grid", str(grid), "a file in a folder that exists", "make the folder first")
-    config, loaders, names = loaders_of(folder, options.resident)
+    config, loaders = open_blocks(folder, "dit", options.resident)
+    names = class_names(folder)
     is_run = (folder / CONFIG_FILE).exists()
-    is_latent = is_run and load_config(folder).dataset == "latents"
+    is_latent = is_run and read_json(folder / CONFIG_FILE)["dataset"] == "latents"
     # A saved model does not say what it was trained on, but no image has 4 channels.
     if options.vae is None and (is_latent or len(config.data_mean) not in (1, 3)):
         raise InputError("vae", None, "the autoencoder that the latents were encoded with", "set --vae DIR")
@@ -104,38 +102,12 @@ def sample_run(folder: Path, options: SampleOptions, grid: Path, out: Path | Non
     return f"{options.num} images ({how}) in {seconds:.1f} s, {options.num / seconds:.1f} images/s: {grid}"
 
 
-def loaders_of(folder: Path, resident: str = "all") -> tuple[Any, list[BlockLoader], tuple[str, ...]]:
-    """What gives each block of a run or a saved model, with its config and the names of the classes.
-
-    With "one" each block is read from disk when it is asked for, and kept by nobody else. A saved model has no names
-    but numbers.
-
-    Raises:
-        InputError: neither a run nor a saved model; one of another family; "one" of a run that has no model written.
-    """
-    is_model = (folder / saved.CONFIG_FILE).exists()
-    path = folder if is_model else folder / "model"
-    family = (read_model(folder)[0] if is_model else load_config(folder)).family
-    if family != "dit":
-        raise InputError("run", str(folder), "a model that generates images", f"this one is of the family {family}")
-    if not (path / saved.CONFIG_FILE).exists():
-        if resident == "one":
-            raise InputError("resident", "one", f"a finished run, with {path}", "train it to the end, or take all")
-        model: Any = load_trained(folder, load_config(folder))[0]
-        return model.config, held(model.block_list), DataFacts.read(folder).classes
-    if is_model:
-        count = read_json(path / "block-0" / "config.json")["num_embeds_ada_norm"]
-        names = tuple(str(k) for k in range(count))
-    else:
-        names = DataFacts.read(folder).classes
-    config, targets = read_model(path)
-    if resident == "all":
-        return config, held(BlockwiseModel.from_pretrained(path).block_list), names
-    return config, [_reader(path, config, index, targets) for index in range(config.num_blocks)], names
-
-
-def _reader(path: Path, config: Any, index: int, targets: Tensor | None) -> Callable[[], Any]:
-    return lambda: load_block(path, config, index, targets)
+def class_names(folder: Path) -> tuple[str, ...]:
+    """The names of the classes of a run; a saved model has no names but numbers."""
+    if (folder / CONFIG_FILE).exists():
+        return DataFacts.read(folder).classes
+    count = read_json(folder / "block-0" / "config.json")["num_embeds_ada_norm"]
+    return tuple(str(k) for k in range(count))
 
 
 def parse_classes(text: str, names: Sequence[str]) -> list[int]:

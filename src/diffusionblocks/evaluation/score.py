@@ -6,21 +6,23 @@ from typing import Any
 from diffusionblocks.config import SAMPLING
 from diffusionblocks.data.images import ImageSet, to_uint8
 from diffusionblocks.data.latents import decode, load_vae
+from diffusionblocks.data.text import TokenSet
 from diffusionblocks.errors import InputError
 from diffusionblocks.evaluation.classification import EvalOptions, evaluate_blocks, evaluate_plain
 from diffusionblocks.evaluation.features import inception_features, train_features
 from diffusionblocks.evaluation.generation import GenerationOptions, evaluate_generator
 from diffusionblocks.evaluation.grid import write_grid
+from diffusionblocks.evaluation.language import LanguageOptions, evaluate_language_model
 from diffusionblocks.model import BlockwiseModel
 from diffusionblocks.run_config import AnyRun, DitRun
-from diffusionblocks.training.data import Data, load_split
+from diffusionblocks.training.data import Images, load_split
 from diffusionblocks.training.run import load_config, load_trained, write_result
 
 
 def score_run(
     run_dir: Path,
     split: str,
-    options: EvalOptions | GenerationOptions | None = None,
+    options: EvalOptions | GenerationOptions | LanguageOptions | None = None,
     data_dir: str | None = None,
     device: str = "cpu",
     name: str = "",
@@ -36,23 +38,30 @@ def score_run(
         name: added to the names of the files, for a run that is scored in several ways.
 
     Returns:
-        What `evaluate_blocks`, `evaluate_plain` or `evaluate_generator` gives, with split, images (their number),
-        method, the updates of each unit, and the settings of the run that say how it is run.
+        What `evaluate_blocks`, `evaluate_plain`, `evaluate_generator` or `evaluate_language_model` gives, with split,
+        the number of images, method, the updates of each unit, and the settings of the run that say how it is run.
     """
     config = load_config(run_dir)
-    where = config if data_dir is None else config.model_copy(update={"data_dir": data_dir})
-    data = load_split(where, split)
+    where = config.located(data_dir)
+    data = load_split(where, split, run_dir)
     model, updates = load_trained(run_dir, config)
     model.to(device)
     stem = f"eval-{split}{name}"
-    if isinstance(config, DitRun):
-        assert isinstance(model, BlockwiseModel)
-        assert not isinstance(options, EvalOptions)
+    if isinstance(data, TokenSet):
+        assert options is None or isinstance(options, LanguageOptions)
+        options = options or LanguageOptions()
+        if options.member is not None:
+            model = model.members[options.member]
+        result = evaluate_language_model(model, data, options)
+    elif isinstance(config, DitRun):
+        assert options is None or isinstance(options, GenerationOptions)
         result = _score_generator(run_dir / f"{stem}.png", where, data, model, options or GenerationOptions())
     else:
         score = evaluate_blocks if isinstance(model, BlockwiseModel) else evaluate_plain
         result = score(model, data, options or EvalOptions())  # type: ignore[operator]
-    result |= {"split": split, "images": len(data), "method": config.method, "updates": updates}
+    if not isinstance(data, TokenSet):
+        result["images"] = len(data)
+    result |= {"split": split, "method": config.method, "updates": updates}
     result["settings"] = run_with(config)
     write_result(run_dir, f"{stem}.json", result)
     return result
@@ -64,7 +73,7 @@ def run_with(config: AnyRun) -> dict[str, Any]:
 
 
 def _score_generator(
-    picture: Path, config: Any, data: Data, model: BlockwiseModel, options: GenerationOptions
+    picture: Path, config: Any, data: Images, model: BlockwiseModel, options: GenerationOptions
 ) -> dict[str, Any]:
     """Scores of a generator, with a picture of its samples."""
     to_images: Any = to_uint8

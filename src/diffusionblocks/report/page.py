@@ -52,7 +52,7 @@ def read_images(run_dir: Path, split: str, data_dir: str | None) -> Any:
     """
     config = load_config(run_dir)
     try:
-        return load_split(config if data_dir is None else config.model_copy(update={"data_dir": data_dir}), split)
+        return load_split(config.located(data_dir), split)
     except InputError as error:
         todo = f"say where the data are now with --data-dir ({error.todo})"
         raise InputError(error.setting, error.value, error.expected, todo) from None

@@ -7,7 +7,6 @@ import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Literal
 
 import torch
 from torch import Tensor
@@ -29,7 +28,6 @@ from diffusionblocks.run_config import AnyRun, DitRun, ImageRun, MaskedLmRun
 FACTS_FILE = "data.json"
 TOKENIZER_FOLDER = "tokenizer"
 
-Split = Literal["train", "validation", "test"]
 Images = ImageSet | LatentSet
 Data = Images | TokenSet
 
@@ -108,7 +106,7 @@ def keep(data: Data, facts: DataFacts, run_dir: Path) -> None:
         data.tokenizer.save(run_dir / TOKENIZER_FOLDER)
 
 
-def load_split(config: AnyRun, split: Split, run_dir: Path | None = None) -> Data:
+def load_split(config: AnyRun, split: str, run_dir: Path | None = None) -> Data:
     """The images, latents or text of a split, checked against the recipe's size, channels and classes.
 
     Args:
@@ -122,11 +120,11 @@ def load_split(config: AnyRun, split: Split, run_dir: Path | None = None) -> Dat
     return _load_text(config, split, run_dir) if isinstance(config, MaskedLmRun) else _load_images(config, split)
 
 
-def _load_text(config: MaskedLmRun, split: Split, run_dir: Path | None) -> TokenSet:
+def _load_text(config: MaskedLmRun, split: str, run_dir: Path | None) -> TokenSet:
     kept = None if run_dir is None else run_dir / TOKENIZER_FOLDER
     return load_text(
         config.data,
-        split,
+        split,  # type: ignore[arg-type]
         config.seq_len,
         load_tokenizer(kept) if kept is not None and kept.exists() else config.tokenizer,
         vocab_size=config.vocab_size,
@@ -136,7 +134,7 @@ def _load_text(config: MaskedLmRun, split: Split, run_dir: Path | None) -> Token
     )
 
 
-def _load_images(config: ImageRun, split: Split) -> Images:
+def _load_images(config: ImageRun, split: str) -> Images:
     if config.dataset == "latents":
         if config.data_dir is None:
             raise InputError("data_dir", None, "a folder that `dblocks encode` made", "set data_dir")
@@ -147,7 +145,7 @@ def _load_images(config: ImageRun, split: Split) -> Images:
     else:
         data = load_images(
             config.dataset,
-            split,
+            split,  # type: ignore[arg-type]
             config.data_dir,
             config.fold,
             seed=0,

@@ -10,6 +10,7 @@ RUN/model/                the finished model, averaged weights if there are any
 """
 
 import json
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,7 @@ from diffusionblocks.families import block_class_of
 from diffusionblocks.model import BlockwiseModel
 from diffusionblocks.provenance import provenance
 from diffusionblocks.run_config import AnyRun, run_config_class
-from diffusionblocks.training.data import DataFacts, keep, load_split, training_batches
+from diffusionblocks.training.data import TOKENIZER_FOLDER, DataFacts, keep, load_split, training_batches
 from diffusionblocks.training.networks import blockwise_of, build_units
 from diffusionblocks.training.state import load_unit, newest
 from diffusionblocks.training.trainer import Trainer
@@ -175,6 +176,8 @@ def export_model(run_dir: Path, config: AnyRun, num_updates: int) -> Path | None
     folder = run_dir / "model"
     if isinstance(model, BlockwiseModel):
         model.save_pretrained(folder)
+        if (run_dir / TOKENIZER_FOLDER).is_dir():
+            shutil.copytree(run_dir / TOKENIZER_FOLDER, folder / TOKENIZER_FOLDER, dirs_exist_ok=True)
         return folder
     with checkpoint.atomic_folder(folder) as draft:
         if config.method != "shallow-ensemble":
