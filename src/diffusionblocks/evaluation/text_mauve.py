@@ -103,12 +103,13 @@ def mauve_score(
     if not scaling > 0:
         raise InputError("scaling", scaling, "a number above 0")
     try:
-        from mauve import compute_mauve
+        from mauve import compute_mauve  # pyright: ignore[reportMissingImports]
     except ImportError as error:
         todo = "pip install 'diffusionblocks[text-metrics]'"
         raise InputError("mauve", str(error), "the package mauve-text, which is not installed", todo) from error
     p, q = (features.detach().cpu().double().numpy() for features in (p_features, q_features))
-    return float(compute_mauve(p, q, num_buckets=buckets, mauve_scaling_factor=scaling, seed=seed).mauve)
+    options: dict[str, Any] = {"num_buckets": buckets, "mauve_scaling_factor": scaling, "seed": seed}
+    return float(compute_mauve(p, q, **options).mauve)
 
 
 def mauve_over_seeds(
