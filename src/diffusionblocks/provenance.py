@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 PACKAGES = ("torch", "transformers", "numpy", "scikit-learn", "diffusionblocks")
-EXTRAS = ("diffusers", "torchmetrics")
-"""Packages of the extras that results depend on, named where they are installed."""
+EXTRAS = {"diffusers": "diffusers", "torchmetrics": "torchmetrics", "mauve-text": "mauve", "gguf": "gguf"}
+"""Packages of the extras that results depend on, and what each is imported as; named where they are installed."""
 
 
 def provenance() -> dict[str, Any]:
@@ -38,7 +38,7 @@ def write_result(path: Path, result: dict[str, Any]) -> None:
 
 
 def _versions() -> dict[str, str]:
-    installed = [package for package in EXTRAS if importlib.util.find_spec(package) is not None]
+    installed = [package for package, module in EXTRAS.items() if importlib.util.find_spec(module) is not None]
     return {package: importlib.metadata.version(package) for package in (*PACKAGES, *installed)}
 
 
