@@ -11,6 +11,7 @@ from diffusionblocks.config import read_json
 from diffusionblocks.errors import InputError
 from diffusionblocks.report.compare_page import COMPARE_FILE, compare_page
 from diffusionblocks.report.generation_page import generation_page
+from diffusionblocks.report.language_page import language_page
 from diffusionblocks.report.run_page import run_page
 from diffusionblocks.report.run_parts import settings_of
 from diffusionblocks.training.data import load_split
@@ -93,9 +94,15 @@ def _generation(run_dir: Path, split: str, data_dir: str | None, prefix: str, de
     return generation_page(run_dir, split, prefix)
 
 
+def _language(run_dir: Path, split: str, data_dir: str | None, prefix: str, device: str) -> dict[str, Any]:
+    """Everything it shows is in the run folder, so it asks for no data."""
+    return language_page(run_dir, split, prefix)
+
+
 PAGES: dict[str, Callable[[Path, str, str | None, str, str], dict[str, Any]]] = {
     "vit": _classification,
     "dit": _generation,
+    "masked-lm": _language,
 }
 """What makes the page of a run, by its family: (run folder, split, data folder, prefix, device) -> page."""
 
