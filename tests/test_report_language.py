@@ -236,7 +236,7 @@ def test_the_page_of_a_comparison_shows_bits_by_masked_share_and_texts(tmp_path,
         assert part in text
     assert "accuracy" not in text.lower()
     assert not re.search(r"\bnan\b", text.lower())
-    (bits,) = (label for label in labels(before) if label.startswith("Bits per masked token"))
+    bits, beside = (label for label in labels(before) if label.startswith("Bits per masked token"))
     lines, inner = bits.removeprefix("Bits per masked token over masked share: ").split("; edges of blocks at ")
     assert inner == "0.667, 0.333"
     for (method, updates), scores in BITS.items():
@@ -245,6 +245,12 @@ def test_the_page_of_a_comparison_shows_bits_by_masked_share_and_texts(tmp_path,
             f"{scores[0] * (0.5 + 0.5 / 12):.3g} at masked share 0.0417, {scores[0] * (0.5 + 11.5 / 12):.3g} at 0.958"
         )
         assert f"{name}; {updates:,} updates {ends}" in lines
+    assert beside.startswith(
+        "Bits per masked token minus end to end's over masked share: shallow, B = 3; 1,000 updates"
+    )
+    difference = BITS["blocks", 1000][0] - BITS["end-to-end", 1000][0]
+    ends = f"{difference * (0.5 + 0.5 / 12):.3g} at masked share 0.0417, {difference * (0.5 + 11.5 / 12):.3g} at 0.958"
+    assert f"blocks, B = 3; 1,000 updates {ends}" in beside
     assert passages(before) == [*EXAMPLES[:2], "A member's", *EXAMPLES[:2], *EXAMPLES[:2], *EXAMPLES[:2]]
     assert (
         "<figcaption>blocks, B = 3; 1,000 updates, seed 0: likelihood bound 2.872 bits/char; text 1</figcaption>"

@@ -41,7 +41,7 @@ def compare_page(folder: Path) -> dict[str, Any]:
             "measured_with": measured_with(content),
             "words": ("budget", metric.against),
             "dots": figures.dots("dots", *_points(stored)),
-            "by_level": denoising_of_methods("denoising", first) or bits_of_methods("denoising", first),
+            "by_level": [*denoising_of_methods("denoising", first), *bits_of_methods("bits", first)],
             "grids": grids(stored, first),
             "passages": passages_of_methods(first, metric),
             "memory": _memory(groups, folder),

@@ -115,6 +115,13 @@ class Curve:
 
 DENOISING = Curve("weighted denoising error", "noise level σ, log scale", "Weighted denoising error", "sigma", True)
 MASKED_BITS = Curve("bits per masked token", "share of masked tokens", "Bits per masked token", "masked share", False)
+BESIDE_WHOLE = Curve(
+    "bits minus end to end's",
+    "share of masked tokens",
+    "Bits per masked token minus end to end's",
+    "masked share",
+    False,
+)
 
 
 def by_level(
@@ -136,7 +143,11 @@ def by_level(
             axes.xaxis.set_minor_locator(NullLocator())
         else:
             axes.set_xlim(-0.02, 1.02)
-        axes.set_ylim(0, 1.05 * max(value for curve in curves.values() for _, value in curve))
+        values = [value for curve in curves.values() for _, value in curve]
+        if min(values) < 0:
+            axes.axhline(0, color=MUTED, linewidth=1)
+        else:
+            axes.set_ylim(0, 1.05 * max(values))
         axes.set(xlabel=of.level, ylabel=of.label)
         if len(curves) > 1:
             d.figure.legend(loc="outside upper left", ncols=1)

@@ -44,20 +44,33 @@ def first_seed(result: dict[str, Any]) -> int:
     return seeds[0] if isinstance(seeds, Sequence) else 0
 
 
-def bits_of_methods(name: str, runs: list[FirstRun]) -> Panel | None:
-    """Bits per masked token, a line per method at equal layer evaluations, with the edges of the blocks."""
-    curves, edges = {}, list[float]()
-    for run in plain(runs, "levels"):
-        curves[label_of(run.key)] = _curve(run.result["levels"])
-        if run.key.method == "blocks" and not edges:
-            edges = _edges(run.result)
-    if not curves:
-        return None
+def bits_of_methods(name: str, runs: list[FirstRun]) -> list[Panel]:
+    """Bits per masked token, a line per method at equal layer evaluations, with the edges of the blocks.
+
+    And the same minus end to end's, which is asked at the same masked shares: lines lie close together beside what they
+    have in common.
+    """
+    found = plain(runs, "levels")
+    if not found:
+        return []
+    curves = {label_of(run.key): _curve(run.result["levels"]) for run in found}
+    edges = next((_edges(run.result) for run in found if run.key.method == "blocks"), [])
     caption = (
-        "On the split of the table, first seed. A line's mean is the bound in bits per token, so the area between two "
-        "lines is their difference. Dotted: the edges of the blocks."
+        "On the split of the table, first seed. The area below a line is the method's bound in bits per token. Dotted: "
+        "the edges of the blocks."
     )
-    return Panel("Bits per masked token", figures.by_level(name, curves, edges, figures.MASKED_BITS), caption)
+    panels = [Panel("Bits per masked token", figures.by_level(name, curves, edges, figures.MASKED_BITS), caption)]
+    whole = dict(next((curves[label_of(run.key)] for run in found if run.key.method == "end-to-end"), []))
+    beside = {
+        label: [(share, bits - whole[share]) for share, bits in curve]
+        for label, curve in curves.items()
+        if whole.keys() == {share for share, _ in curve} and whole != dict(curve)
+    }
+    if beside:
+        caption = "The same, minus end to end's bits at the same masked share; below 0 is better than end to end."
+        figure = figures.by_level(f"{name}-beside", beside, edges, figures.BESIDE_WHOLE)
+        panels.append(Panel("Bits per masked token, minus end to end", figure, caption))
+    return panels
 
 
 def bits_of_run(name: str, result: dict[str, Any]) -> Panel | None:

@@ -16,6 +16,7 @@ from diffusionblocks.report import figures
 from diffusionblocks.report.run_parts import facts, loss_figure, made, memory_section, method_name
 from diffusionblocks.report.samples import FEW, choose_samples
 from diffusionblocks.report.text import percent, points, signed, wilson
+from diffusionblocks.run_config import VitRun
 from diffusionblocks.training.run import load_config, load_trained
 
 LAW_WORDS = (
@@ -38,6 +39,7 @@ def run_page(run_dir: Path, split: str, images: ImageSet, prefix: str = "", devi
         InputError: a run folder that is not whole.
     """
     config, result = load_config(run_dir), read_json(run_dir / f"eval-{split}.json")
+    assert isinstance(config, VitRun)
     model, _ = load_trained(run_dir, config)
     weighted = isinstance(model, BlockwiseModel) and config.weight != "none"
     is_blocks, n, settings = isinstance(model, BlockwiseModel), result["images"], config.model_dump()

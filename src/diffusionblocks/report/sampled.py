@@ -96,7 +96,7 @@ def png_uri(data: bytes) -> str:
     return "data:image/png;base64," + base64.b64encode(data).decode("ascii")
 
 
-def denoising_of_methods(name: str, runs: list[FirstRun]) -> Panel | None:
+def denoising_of_methods(name: str, runs: list[FirstRun]) -> list[Panel]:
     """Error over noise level, a line per method at equal layer evaluations, with the edges of the blocks."""
     curves, edges = {}, tuple[float, ...]()
     for run in plain(runs, "denoising"):
@@ -104,9 +104,9 @@ def denoising_of_methods(name: str, runs: list[FirstRun]) -> Panel | None:
         if run.key.method == "blocks" and not edges:
             edges = edges_of(noise_of(settings_of(run.run_dir)))
     if not curves:
-        return None
+        return []
     caption = "On the split of the table, weighted as the loss, first seed. Dotted: the edges of the blocks."
-    return Panel("Denoising error by noise level", figures.by_level(name, curves, edges), caption)
+    return [Panel("Denoising error by noise level", figures.by_level(name, curves, edges), caption)]
 
 
 def denoising_of_run(name: str, result: dict[str, Any], config: BlockwiseConfig) -> Panel | None:
