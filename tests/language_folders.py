@@ -81,7 +81,7 @@ def evaluation(bits: float, method: str, num_blocks: int, units: list[str], **ch
     levels = [
         {"block": min(int((1 - share) * num_blocks), num_blocks - 1), "masked": share}
         | {"bits_per_masked_token": bits * (0.5 + share)}
-        for share in ((k + 0.5) / 12 for k in range(12))
+        for share in ((k + 0.5) / 12 + 1e-16 * num_blocks for k in range(12))
     ]
     result = {
         **{"bits_per_character": bits, "se": 0.0041, "bits_per_byte": bits - 0.01, "bits_per_token": bits + 0.1},

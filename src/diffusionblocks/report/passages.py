@@ -94,4 +94,5 @@ def _edges(result: dict[str, Any]) -> list[float]:
 
 
 def _curve(rows: list[dict[str, Any]]) -> list[tuple[float, float]]:
-    return sorted((row["masked"], row["bits_per_masked_token"]) for row in rows)
+    # Rounded, so that the shares of blocks and of the whole network are the same where they differ by rounding alone.
+    return sorted((round(row["masked"], 9), row["bits_per_masked_token"]) for row in rows)
