@@ -4,6 +4,7 @@ import os
 import shutil
 
 import dit_folders
+import language_folders
 import pytest
 from report_folders import ROWS, compare, foresee, train
 
@@ -16,7 +17,10 @@ SECTIONS = ["Noise law and its cut", "Training loss", "Accuracy along the chain"
 SECTIONS += ["Memory of one update", "Samples", "Settings", "How to reproduce"]
 OF_GENERATION = ["Noise law and its cut", "Training loss", "Denoising error", "Memory of one update", "Samples"]
 OF_GENERATION += ["Settings", "How to reproduce"]
-IMAGES = {"blocks": 12, "control": 12, "comparison": 12, "generators": 10}
+OF_LANGUAGE = ["Noise law and its cut", "Training loss", "Bits per masked token", "Memory of one update"]
+OF_LANGUAGE += ["Bits per character by block", "Metrics of generated text", "Generated text"]
+OF_LANGUAGE += ["Settings", "How to reproduce"]
+IMAGES = {"blocks": 12, "control": 12, "comparison": 12, "generators": 10, "language": 0, "language models": 0}
 """Samples with their answers; or grids of samples, of every method and of one run in detail."""
 OF_COMPARISON = ["All methods", "Accuracy, run by run", "Memory of one update", "How it was made"]
 
@@ -75,7 +79,7 @@ AUDIT = """() => {
 
 @pytest.fixture(scope="module")
 def reports(tmp_path_factory):
-    """The report of a run of blocks, of a control, of a comparison, and of one of generators."""
+    """The report of a run of blocks, of a control, of comparisons, and of language models."""
     root = tmp_path_factory.mktemp("reports")
     with pytest.MonkeyPatch.context() as monkeypatch:
         foresee(monkeypatch)
@@ -85,9 +89,14 @@ def reports(tmp_path_factory):
         folder = compare(root / "all", ROWS, *runs)
         generators = dit_folders.with_runs(root / "generators")
         assert main(["report", str(folder)]) == 0
+        language = language_folders.run(root / "language", 2.9)
+        models = language_folders.with_runs(root / "language-models")
+        for run in (language, models):
+            assert main(["report", str(run)]) == 0
         dit_folders.foresee(monkeypatch)
         assert main(["report", str(generators)]) == 0
     folders = {"blocks": runs[0], "control": runs[1], "comparison": folder, "generators": generators}
+    folders |= {"language": language, "language models": models}
     return {kind: folder / "report.html" for kind, folder in folders.items()}
 
 
@@ -140,6 +149,10 @@ def test_the_page_is_whole_and_legible(browser, reports, kind, scheme, width):
         assert found["inner"] == SECTIONS
     elif kind == "generators":
         assert found["inner"] == OF_GENERATION
+    elif kind == "language":
+        assert found["headings"] == OF_LANGUAGE
+    elif kind == "language models":
+        assert found["inner"] == OF_LANGUAGE
 
 
 def test_the_audit_sees_what_it_looks_for(browser):

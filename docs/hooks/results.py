@@ -5,6 +5,7 @@ import math
 from pathlib import Path
 from typing import Any
 
+from diffusionblocks.report.columns import shown_columns
 from diffusionblocks.report.comparison import load_comparison, measured_with
 from diffusionblocks.report.groups import Groups, control, ratio
 from diffusionblocks.report.metrics import METRICS, Metric
@@ -74,7 +75,7 @@ def _settings_names(groups: Groups) -> tuple[list[str], str]:
 
 def _scores(groups: Groups, metric: Metric) -> str:
     names, sides = _settings_names(groups)
-    further = [column for column in metric.columns if not column.of_blocks]
+    further = [column for column in shown_columns(groups, metric) if not column.of_blocks]
     headings = [*names, "budget", "updates", "n", f"{metric.label} {metric.unit}".rstrip(), metric.against]
     headings += ["95% interval", *(column.heading for column in further)]
     rows = []

@@ -79,9 +79,7 @@ class Entry:
     @property
     def score_name(self) -> str:
         """What its result's file has in its name besides the split."""
-        if self.guidance is not None:
-            return f"-guidance-{self.guidance:g}"
-        return "-member-0" if self.is_member and self.config.family == "masked-lm" else ""
+        return "" if self.guidance is None else f"-guidance-{self.guidance:g}"
 
     @property
     def is_member(self) -> bool:

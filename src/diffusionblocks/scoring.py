@@ -97,7 +97,6 @@ class LanguageScoring(Scoring):
             sampling_seeds=range(comparison.sampling_seeds),
             judge=comparison.judge,
             mauve=comparison.mauve,
-            member=0 if entry.is_member else None,
         )
 
     def is_as_asked(self, result: dict[str, Any], comparison: Comparison) -> bool:
@@ -108,18 +107,20 @@ class LanguageScoring(Scoring):
         likelihood = {name: result[name] for name in ("draws", "seed", "tokenizer", "characters", "windows")}
         header = {"metric": self.metric, "likelihood": likelihood}
         if "text" in result:
-            text = result["text"]
-            reference = {name: text["metrics"][source] for name, source in _TEXT_METRICS.items()}
-            header |= {
-                "sampling": result["sampling"],
-                "text_reference": {
-                    "compared_characters": text["compared_characters"],
-                    **{name: found.get("floor", found.get("held_out")) for name, found in reference.items()},
+            text, found = result["text"], result["text"]["metrics"]
+            header["sampling"] = result["sampling"]
+            header["text_reference"] = {
+                "of": _TEXT_METRICS,
+                "compared_characters": text["compared_characters"],
+                "floor": found[_TEXT_METRICS["ngram_divergence"]]["floor"],
+                "held_out": {
+                    name: found[of]["held_out"] for name, of in _TEXT_METRICS.items() if "held_out" in found[of]
                 },
             }
         return header
 
     def metrics(self, result: dict[str, Any], entry: Entry) -> dict[str, Any]:
+        result = result["members"][0] if entry.is_member else result
         metrics = {name: result[name] for name in ("bits_per_character", "se", "bits_per_token")}
         metrics["block0_bits"] = result["blocks"][0]["bits_per_masked_token"]
         metrics["shares"] = [block["bits_per_character"] for block in result["blocks"]]

@@ -16,7 +16,7 @@ from diffusionblocks.evaluation.judge import load_judge
 from diffusionblocks.evaluation.likelihood import LanguageModel, LikelihoodOptions, evaluate_likelihood, networks_of
 from diffusionblocks.evaluation.text_mauve import HiddenFeatures
 from diffusionblocks.evaluation.text_scores import score_texts
-from diffusionblocks.families.masked_lm import MASK, check_sampling, generate
+from diffusionblocks.families.masked_lm import MASK, MaskedLmEnsemble, check_sampling, generate
 from diffusionblocks.memory import forward_memory
 
 EXAMPLES = 8
@@ -35,7 +35,6 @@ class LanguageOptions:
         judge: a causal language model for generative perplexity (see `judge`), or None.
         mauve: a model whose features MAUVE takes, or None.
         batch_size: windows, and texts, at a time.
-        member: of an ensemble, the number of the network to score alone; None: the ensemble.
     """
 
     draws: int = 12
@@ -48,7 +47,6 @@ class LanguageOptions:
     judge: str | None = None
     mauve: str | None = None
     batch_size: int = 64
-    member: int | None = None
 
 
 def evaluate_language_model(model: LanguageModel, data: TokenSet, options: LanguageOptions) -> dict[str, Any]:
@@ -61,7 +59,8 @@ def evaluate_language_model(model: LanguageModel, data: TokenSet, options: Langu
 
     Returns:
         What `evaluate_likelihood` gives, with `plan`, `tokenizer`, `memory_bytes` and, if texts are sampled,
-        `sampling`, `text` (what `score_texts` gives) and `examples`.
+        `sampling`, `text` (what `score_texts` gives) and `examples`; for an ensemble also the same of its first member
+        alone, as the only one in `members`.
 
     Raises:
         InputError: a sampler, temperature or number of steps that does not fit; a judge that is not there.
@@ -82,6 +81,8 @@ def evaluate_language_model(model: LanguageModel, data: TokenSet, options: Langu
     )
     result = evaluate_likelihood(model, data, LikelihoodOptions(options.draws, options.seed, options.batch_size))
     result |= {"plan": plan.describe(), "tokenizer": data.tokenizer.name, "memory_bytes": _memory(model, data)}
+    if isinstance(model, MaskedLmEnsemble):  # its first member is the shallow network alone
+        result["members"] = [evaluate_language_model(model.members[0], data, options)]  # type: ignore[arg-type]
     if not options.samples:
         return result
     shape = (options.samples, data.seq_len)

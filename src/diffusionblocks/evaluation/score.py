@@ -49,10 +49,7 @@ def score_run(
     stem = f"eval-{split}{name}"
     if isinstance(data, TokenSet):
         assert options is None or isinstance(options, LanguageOptions)
-        options = options or LanguageOptions()
-        if options.member is not None:
-            model = model.members[options.member]
-        result = evaluate_language_model(model, data, options)
+        result = evaluate_language_model(model, data, options or LanguageOptions())
     elif isinstance(config, DitRun):
         assert options is None or isinstance(options, GenerationOptions)
         result = _score_generator(run_dir / f"{stem}.png", where, data, model, options or GenerationOptions())

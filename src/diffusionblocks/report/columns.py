@@ -4,7 +4,7 @@ import math
 
 from diffusionblocks.memory import KINDS
 from diffusionblocks.report.groups import BUDGETS, Groups, control, mean_bytes, name_of, ratio, unit_of
-from diffusionblocks.report.metrics import METRICS, Metric
+from diffusionblocks.report.metrics import METRICS, Column, Metric
 from diffusionblocks.report.statistics import Key, mean_sd, paired_difference, values
 from diffusionblocks.report.text import brief_difference, number
 
@@ -27,7 +27,7 @@ def table_row(key: Key, groups: Groups, metric: Metric = METRICS["accuracy"]) ->
         metric.spread: number(metric.scale * sd, metric.digits),
         metric.against: against,
     }
-    for column in metric.columns:
+    for column in shown_columns(groups, metric):
         row[column.heading] = number(column.scale * mean_sd(values(rows, column.source))[0], column.digits)
     for column in metric.ratios:
         found = ratio(groups, key, column.source)
@@ -40,6 +40,12 @@ def table_row(key: Key, groups: Groups, metric: Metric = METRICS["accuracy"]) ->
     row["step, ms"] = f"{1000 * mean_sd([r['step_seconds'] for r in rows])[0]:.1f}"
     row["samples/s"] = f"{mean_sd([r['samples_per_second'] for r in rows])[0]:,.0f}"
     return row
+
+
+def shown_columns(groups: Groups, metric: Metric) -> list[Column]:
+    """Further values of rows, without those that no row has."""
+    measured = {name for rows in groups.values() for row in rows for name in row["metrics"]}
+    return [column for column in metric.columns if column.source in measured]
 
 
 def terminal_columns(row: dict[str, str], metric: Metric) -> list[str]:

@@ -12,6 +12,7 @@ from diffusionblocks.report import figures
 from diffusionblocks.report.columns import table_row
 from diffusionblocks.report.comparison import Stored, load_comparison, measured_with
 from diffusionblocks.report.groups import Groups, mean_bytes, name_of, runs, unit_of
+from diffusionblocks.report.passages import bits_of_methods, passages_of_methods
 from diffusionblocks.report.run_parts import predicted_bytes, settings_of
 from diffusionblocks.report.sampled import denoising_of_methods, first_runs, grids
 from diffusionblocks.report.statistics import Key, values
@@ -40,8 +41,9 @@ def compare_page(folder: Path) -> dict[str, Any]:
             "measured_with": measured_with(content),
             "words": ("budget", metric.against),
             "dots": figures.dots("dots", *_points(stored)),
-            "denoising": denoising_of_methods("denoising", first),
+            "by_level": [*denoising_of_methods("denoising", first), *bits_of_methods("bits", first)],
             "grids": grids(stored, first),
+            "passages": passages_of_methods(first, metric),
             "memory": _memory(groups, folder),
             "columns": list(table_row(next(iter(groups)), groups, metric)),
             "rows": [table_row(key, groups, metric) for key in groups],

@@ -7,6 +7,7 @@ from typing import Any
 from diffusionblocks.config import read_json
 from diffusionblocks.errors import InputError
 from diffusionblocks.report.groups import Groups
+from diffusionblocks.report.language import estimate_words, reference_words, sampling_words
 from diffusionblocks.report.metrics import Metric, metric_of
 from diffusionblocks.report.statistics import group
 
@@ -48,7 +49,9 @@ def load_comparison(path: Path) -> Stored:
 
 
 def measured_with(content: dict[str, Any]) -> list[str]:
-    """What images were sampled and judged with, in sentences; none for a comparison of classifiers."""
+    """What images or text were sampled and judged with, in sentences; none for a comparison of classifiers."""
+    if "likelihood" in content:
+        return _language_words(content)
     found = []
     if "sampling" in content:
         s = content["sampling"]
@@ -57,6 +60,13 @@ def measured_with(content: dict[str, Any]) -> list[str]:
             f"steps{_sampling_seeds(s['seeds'])}."
         )
     return [*found, *features_words(content)]
+
+
+def _language_words(content: dict[str, Any]) -> list[str]:
+    found = [estimate_words(content["likelihood"], content.get("split", "test"))]
+    if "sampling" in content:
+        found.append(f"Text: {sampling_words(content['sampling'])}")
+    return [*found, *reference_words(content.get("text_reference") or {})]
 
 
 def features_words(content: dict[str, Any]) -> list[str]:

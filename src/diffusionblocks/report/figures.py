@@ -1,7 +1,8 @@
 """The report's figures: what each shows, and the sentence that says so to those who do not see it."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -13,17 +14,51 @@ from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 from diffusionblocks.block import edges_of
 from diffusionblocks.config import BlockwiseConfig
 from diffusionblocks.memory import KINDS
+from diffusionblocks.noise import Masking, NoiseLaw
 from diffusionblocks.partition import noise_intervals, training_interval
 from diffusionblocks.report.drawing import DASHES, INK, MUTED, PAPER, SERIES, drawing
+
+
+@dataclass(frozen=True)
+class LevelAxis:
+    """How noise levels are laid out: Gaussian ones by their logarithm, masking as it is, since its range has a 0.
+
+    Attributes:
+        place: where on the axis a level is.
+        level: the level there.
+        ticks: levels to write.
+        label, density: of the axes.
+        law, symbol: what the description says of them.
+    """
+
+    place: Callable[[float], float]
+    level: Callable[[np.ndarray], np.ndarray]
+    ticks: Sequence[float]
+    label: str
+    density: str
+    law: str
+    symbol: str
+
+    @classmethod
+    def of(cls, law: NoiseLaw, level_name: str) -> "LevelAxis":
+        """That of a noise law; the name is that of a Gaussian level."""
+        if isinstance(law, Masking):
+            share = "t" if law.schedule == "linear" else "sin(πt/2)"
+            label, over = f"level t; share of masked tokens: {share}", "masking law over the level t"
+            return cls(float, np.asarray, (0, 0.25, 0.5, 0.75, 1), label, "density of t", over, "t")
+        label, over = f"noise level {level_name}, log scale", "noise law over log sigma"
+        ticks = _powers(law.cleanest, law.noisiest)
+        return cls(math.log, np.exp, ticks, label, "density of ln σ", over, "sigma")
 
 
 def noise_law(
     name: str, config: BlockwiseConfig, levels: Sequence[float], level_name: str = "σ / target norm"
 ) -> Markup:
-    """Density of the noise law over log sigma, the blocks' intervals with their overlap, and the levels of the plan."""
+    """Density of the noise law over its level, the blocks' intervals with their overlap, and the levels of the plan."""
     law = config.law()
-    grid = np.linspace(math.log(law.cleanest), math.log(law.noisiest), 601)
-    mass = law.cdf(torch.from_numpy(grid).exp()).numpy()
+    axis = LevelAxis.of(law, level_name)
+    grid = np.linspace(axis.place(law.cleanest), axis.place(law.noisiest), 601)
+    mass = law.cdf(torch.from_numpy(axis.level(grid))).numpy()
     middle, density = (grid[1:] + grid[:-1]) / 2, np.diff(mass) / np.diff(grid)
     height, rows = float(density.max()), config.num_blocks
     row_height = 0.11 * height  # so that each row of the intervals has about 16 px, whatever their number
@@ -31,26 +66,25 @@ def noise_law(
         axes = d.axes
         for k, core in enumerate(noise_intervals(edges_of(config))):
             colour = SERIES[k % len(SERIES)]
-            inside = np.linspace(math.log(core.lo), math.log(core.hi), 200)
+            inside = np.linspace(axis.place(core.lo), axis.place(core.hi), 200)
             axes.fill_between(inside, np.interp(inside, middle, density), color=colour, alpha=0.35, linewidth=0)
             wide, y = training_interval(law, core, config.gamma), -(k + 1) * row_height
-            axes.plot([math.log(wide.lo), math.log(wide.hi)], [y, y], color=colour, linewidth=2, solid_capstyle="butt")
-            axes.plot([math.log(core.lo), math.log(core.hi)], [y, y], color=colour, linewidth=7, solid_capstyle="butt")
+            for part, width in ((wide, 2), (core, 7)):
+                ends = [axis.place(part.lo), axis.place(part.hi)]
+                axes.plot(ends, [y, y], color=colour, linewidth=width, solid_capstyle="butt")
         axes.plot(middle, density, color=INK, linewidth=1.5)
-        steps = [math.log(level) for level in levels]
+        steps = [axis.place(level) for level in levels]
         axes.plot(steps, [0] * len(steps), "v", color=INK, markersize=8, markeredgecolor=PAPER, clip_on=False, zorder=5)
         axes.axhline(0, color=MUTED, linewidth=1)
-        ticks = _powers(law.cleanest, law.noisiest)
-        axes.xaxis.set_major_locator(FixedLocator([math.log(s) for s in ticks]))
-        axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{math.exp(x):g}"))
+        axes.set_xticks([axis.place(tick) for tick in axis.ticks], [f"{tick:g}" for tick in axis.ticks])
         above = [tick for tick in axes.get_yticks() if 0 <= tick <= 1.1 * height]
         below = {-(k + 1) * row_height: f"block {k}" if rows > 1 else "network" for k in range(rows)}
         axes.set_yticks([*above, *below], [*(f"{tick:g}" for tick in above), *below.values()])
         axes.set_ylim(-(rows + 0.8) * row_height, 1.08 * height)
-        axes.set(xlabel=f"noise level {level_name}, log scale", ylabel="density of ln σ")
+        axes.set(xlabel=axis.label, ylabel=axis.density)
         edges = ", ".join(f"{edge:.3g}" for edge in edges_of(config))
-        cut = f"cut into {rows} blocks at sigma" if rows > 1 else "for one network from sigma"
-        return d.svg(f"Density of the noise law over log sigma, {cut} {edges}")
+        cut = f"cut into {rows} blocks at" if rows > 1 else "for one network from"
+        return d.svg(f"Density of the {axis.law}, {cut} {axis.symbol} {edges}")
 
 
 def losses(name: str, curves: Mapping[str, tuple[Sequence[int], Sequence[float]]], unit: str) -> Markup:
@@ -68,9 +102,33 @@ def losses(name: str, curves: Mapping[str, tuple[Sequence[int], Sequence[float]]
         return d.svg(f"Training loss in {unit} over updates: {ends}")
 
 
-def denoising(name: str, curves: Mapping[str, Sequence[tuple[float, float]]], edges: Sequence[float] = ()) -> Markup:
-    """Weighted denoising error over the noise level, a line per label, with the inner edges of the blocks."""
-    levels = [sigma for curve in curves.values() for sigma, _ in curve]
+@dataclass(frozen=True)
+class Curve:
+    """What is drawn over the noise level: the axes' labels, and the same in the words of the description."""
+
+    label: str
+    level: str
+    name: str
+    symbol: str
+    is_log: bool
+
+
+DENOISING = Curve("weighted denoising error", "noise level σ, log scale", "Weighted denoising error", "sigma", True)
+MASKED_BITS = Curve("bits per masked token", "share of masked tokens", "Bits per masked token", "masked share", False)
+BESIDE_WHOLE = Curve(
+    "bits minus end to end's",
+    "share of masked tokens",
+    "Bits per masked token minus end to end's",
+    "masked share",
+    False,
+)
+
+
+def by_level(
+    name: str, curves: Mapping[str, Sequence[tuple[float, float]]], edges: Sequence[float] = (), of: Curve = DENOISING
+) -> Markup:
+    """A line per label over the noise level, with the inner edges of the blocks."""
+    levels = [level for curve in curves.values() for level, _ in curve]
     with drawing(name, 240 + 19 * (len(curves) if len(curves) > 1 else 0)) as d:
         axes = d.axes
         for edge in edges[1:-1]:
@@ -78,20 +136,27 @@ def denoising(name: str, curves: Mapping[str, Sequence[tuple[float, float]]], ed
         for k, (label, curve) in enumerate(curves.items()):
             colour, dash = SERIES[k % len(SERIES)], DASHES[k % len(DASHES)]
             axes.plot(*zip(*curve, strict=True), color=colour, linestyle=dash, marker="o", markersize=4, label=label)
-        axes.set_xscale("log")
-        axes.xaxis.set_major_locator(FixedLocator(_powers(min(levels), max(levels))))
-        axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:g}"))
-        axes.xaxis.set_minor_locator(NullLocator())
-        axes.set_ylim(0, 1.05 * max(error for curve in curves.values() for _, error in curve))
-        axes.set(xlabel="noise level σ, log scale", ylabel="weighted denoising error")
+        if of.is_log:
+            axes.set_xscale("log")
+            axes.xaxis.set_major_locator(FixedLocator(_powers(min(levels), max(levels))))
+            axes.xaxis.set_major_formatter(FuncFormatter(lambda x, _: f"{x:g}"))
+            axes.xaxis.set_minor_locator(NullLocator())
+        else:
+            axes.set_xlim(-0.02, 1.02)
+        values = [value for curve in curves.values() for _, value in curve]
+        if min(values) < 0:
+            axes.axhline(0, color=MUTED, linewidth=1)
+        else:
+            axes.set_ylim(0, 1.05 * max(values))
+        axes.set(xlabel=of.level, ylabel=of.label)
         if len(curves) > 1:
             d.figure.legend(loc="outside upper left", ncols=1)
         ends = "; ".join(
-            f"{label} {curve[0][1]:.3g} at sigma {curve[0][0]:.3g}, {curve[-1][1]:.3g} at {curve[-1][0]:.3g}"
+            f"{label} {curve[0][1]:.3g} at {of.symbol} {curve[0][0]:.3g}, {curve[-1][1]:.3g} at {curve[-1][0]:.3g}"
             for label, curve in curves.items()
         )
         inner = ", ".join(f"{edge:.3g}" for edge in edges[1:-1])
-        return d.svg(f"Weighted denoising error over sigma: {ends}{f'; edges of blocks at {inner}' if inner else ''}")
+        return d.svg(f"{of.name} over {of.symbol}: {ends}{f'; edges of blocks at {inner}' if inner else ''}")
 
 
 def chain(name: str, after: Sequence[float], alone: Sequence[float], average: float, n: int) -> Markup:

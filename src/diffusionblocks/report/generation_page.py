@@ -1,6 +1,5 @@
 """What the report of a run that generates images says; it is made from the files of the run folder alone."""
 
-import re
 import shlex
 from pathlib import Path
 from typing import Any
@@ -10,7 +9,15 @@ from diffusionblocks.errors import InputError
 from diffusionblocks.report import figures
 from diffusionblocks.report.comparison import features_words
 from diffusionblocks.report.metrics import METRICS
-from diffusionblocks.report.run_parts import facts, loss_figure, made, memory_section, method_name, settings_of
+from diffusionblocks.report.run_parts import (
+    facts,
+    loss_figure,
+    made,
+    memory_section,
+    method_name,
+    plan_levels,
+    settings_of,
+)
 from diffusionblocks.report.sampled import Picture, denoising_of_run, noise_of, pictures_of
 
 FID = METRICS["fid"]
@@ -31,7 +38,7 @@ def generation_page(run_dir: Path, split: str, prefix: str = "") -> dict[str, An
     if FID.name not in result:
         raise InputError("run", str(run_dir), f"a {FID.label} on the {split} split", "evaluate it with --features")
     noise, score = noise_of(settings), f"{FID.label} {result['fid']:.{FID.digits}f}"
-    is_cut, levels = noise.num_blocks > 1, _levels(result["plan"])
+    is_cut, levels = noise.num_blocks > 1, plan_levels(result["plan"])
     law_words = (
         "Each block trains alone inside its own interval of noise levels: the thick bar, widened by the overlap to the "
         "thin one."
@@ -48,22 +55,19 @@ def generation_page(run_dir: Path, split: str, prefix: str = "") -> dict[str, An
         "law": figures.noise_law(f"{prefix}law", noise, levels, "σ"),
         "law_words": f"{law_words} Triangles mark the {len(levels)} levels at which sampling runs.",
         "losses": loss_figure(run_dir, f"{prefix}loss", "weighted"),
-        "denoising": denoising_of_run(f"{prefix}denoising", result, noise),
+        "by_level": denoising_of_run(f"{prefix}denoising", result, noise),
         "chain": None,
         "oracle": None,
         "split": split,
         "memory": memory_section(run_dir, f"{prefix}memory"),
         "grids": [_grid(variant, image, result) for variant, image in pictures_of(run_dir, split)],
+        "tables": [],
+        "passages": [],
         "samples": None,
         "settings": settings,
         "commands": [shlex.join(["dblocks", name, str(run_dir), "--split", split]) for name in ("eval", "report")],
         "made": made(run_dir),
     }
-
-
-def _levels(plan: str) -> list[float]:
-    """The noise levels of a plan as it describes itself: "80 (block 0), 1.2 (block 1), then 0"."""
-    return [float(level) for level in re.findall(r"(\S+) \(block \d+\)", plan)]
 
 
 def _judged(result: dict[str, Any]) -> str:

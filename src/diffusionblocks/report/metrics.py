@@ -43,6 +43,7 @@ class Metric:
         ratios: values of a row that are shown as a ratio to end to end's.
         costs: values of a row that are shown as they are.
         note: what has to be said of the rows, in sentences.
+        is_bound: whether a value is an upper bound of what it is about.
     """
 
     name: str
@@ -55,6 +56,7 @@ class Metric:
     ratios: tuple[Column, ...] = ()
     costs: tuple[Column, ...] = ()
     note: str = ""
+    is_bound: bool = False
 
     @property
     def title(self) -> str:
@@ -83,12 +85,13 @@ class Metric:
     @property
     def direction(self) -> str:
         """What to add where a reader may take a lower value for a worse one."""
-        return "; lower is better" if self.lower_is_better else ""
+        of_bound = "these are upper bounds, and " if self.is_bound else ""
+        return f"; {of_bound}lower is better" if self.lower_is_better else ""
 
     @property
     def has_chain(self) -> bool:
         """Whether blocks have a chain whose gain over the first of them is known."""
-        return any(column.of_blocks for column in self.columns)
+        return any(column.source == "chain_gain" for column in self.columns)
 
 
 METRICS = {
@@ -132,6 +135,30 @@ METRICS = {
         ),
         note="A lower FID is better. There is no ensemble of shallow networks among the controls: an ensemble averages "
         "answers, and denoisers of images averaged at every step are another model. Ratios are to end to end.",
+    ),
+    "bits_per_character": Metric(
+        "bits_per_character",
+        "likelihood bound",
+        "bits/char",
+        scale=1,
+        digits=3,
+        lower_is_better=True,
+        columns=(
+            Column("se over windows, bits/char", "se", digits=4, page_only=True),
+            Column("bits per token", "bits_per_token", digits=3, page_only=True),
+            Column("block 0, bits per masked token", "block0_bits", digits=3, page_only=True),
+            Column("n-gram divergence, bits", "ngram_divergence", digits=4),
+            Column("distinct-2", "distinct_2", digits=3),
+            Column("entropy, bits", "entropy", digits=3, page_only=True),
+            Column("repetition", "repetition", digits=3, page_only=True),
+            Column("generative perplexity", "generative_perplexity", digits=1, page_only=True),
+            Column("MAUVE", "mauve", digits=3, page_only=True),
+        ),
+        note="Bits per character are an upper bound on the negative log-likelihood of held-out text, an estimate of "
+        "the NELBO; lower is better. The estimator and its random numbers are the same for every method. Each block is "
+        "asked about its own range of masked shares only, and the blocks' shares add up to the bound. The ensemble's "
+        "answer is the average of its members' log-probabilities.",
+        is_bound=True,
     ),
 }
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
@@ -11,9 +11,10 @@ from diffusionblocks.config import read_json
 from diffusionblocks.errors import InputError
 from diffusionblocks.report.compare_page import COMPARE_FILE, compare_page
 from diffusionblocks.report.generation_page import generation_page
+from diffusionblocks.report.language_page import language_page
 from diffusionblocks.report.run_page import run_page
 from diffusionblocks.report.run_parts import settings_of
-from diffusionblocks.training.data import load_split
+from diffusionblocks.training.data import Split, load_split
 from diffusionblocks.training.run import CONFIG_FILE, load_config
 
 
@@ -52,7 +53,11 @@ def read_images(run_dir: Path, split: str, data_dir: str | None) -> Any:
     """
     config = load_config(run_dir)
     try:
+<<<<<<< HEAD
         return load_split(config.located(data_dir), split)
+=======
+        return load_split(config.located(data_dir), cast(Split, split))
+>>>>>>> text-report
     except InputError as error:
         todo = f"say where the data are now with --data-dir ({error.todo})"
         raise InputError(error.setting, error.value, error.expected, todo) from None
@@ -93,9 +98,15 @@ def _generation(run_dir: Path, split: str, data_dir: str | None, prefix: str, de
     return generation_page(run_dir, split, prefix)
 
 
+def _language(run_dir: Path, split: str, data_dir: str | None, prefix: str, device: str) -> dict[str, Any]:
+    """Everything it shows is in the run folder, so it asks for no data."""
+    return language_page(run_dir, split, prefix)
+
+
 PAGES: dict[str, Callable[[Path, str, str | None, str, str], dict[str, Any]]] = {
     "vit": _classification,
     "dit": _generation,
+    "masked-lm": _language,
 }
 """What makes the page of a run, by its family: (run folder, split, data folder, prefix, device) -> page."""
 

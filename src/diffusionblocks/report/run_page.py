@@ -16,6 +16,7 @@ from diffusionblocks.report import figures
 from diffusionblocks.report.run_parts import facts, loss_figure, made, memory_section, method_name
 from diffusionblocks.report.samples import FEW, choose_samples
 from diffusionblocks.report.text import percent, points, signed, wilson
+from diffusionblocks.run_config import VitRun
 from diffusionblocks.training.run import load_config, load_trained
 
 LAW_WORDS = (
@@ -38,6 +39,7 @@ def run_page(run_dir: Path, split: str, images: ImageSet, prefix: str = "", devi
         InputError: a run folder that is not whole.
     """
     config, result = load_config(run_dir), read_json(run_dir / f"eval-{split}.json")
+    assert isinstance(config, VitRun)
     model, _ = load_trained(run_dir, config)
     weighted = isinstance(model, BlockwiseModel) and config.weight != "none"
     is_blocks, n, settings = isinstance(model, BlockwiseModel), result["images"], config.model_dump()
@@ -51,7 +53,7 @@ def run_page(run_dir: Path, split: str, images: ImageSet, prefix: str = "", devi
         "law": _law(model, result, f"{prefix}law"),
         "law_words": f"{LAW_WORDS} Plan: {result.get('plan')}.",
         "losses": loss_figure(run_dir, f"{prefix}loss", "nats, EDM-weighted" if weighted else "nats"),
-        "denoising": None,
+        "by_level": None,
         "chain": _chain(result, n, f"{prefix}chain") if is_blocks else None,
         "oracle": _oracle(result, n, f"{prefix}oracle") if is_blocks else None,
         "blocks": [_block_row(row) for row in result.get("blocks", [])],
@@ -59,6 +61,8 @@ def run_page(run_dir: Path, split: str, images: ImageSet, prefix: str = "", devi
         "split": split,
         "memory": memory_section(run_dir, f"{prefix}memory"),
         "grids": [],
+        "tables": [],
+        "passages": [],
         "samples": choose_samples(model.to(device), images, result),
         "few": FEW,
         "size": config.image_size,

@@ -34,10 +34,23 @@ def facts(settings: Mapping[str, Any], result: Mapping[str, Any], split: str) ->
     updates = sorted(set(result["updates"].values()))
     each = " each" if len(result["updates"]) > 1 else ""
     return (
-        f"{settings['dataset']}, {result['images']:,} {split} images; one seed ({settings['seed']}); "
+        f"{_data(settings, result, split)}; one seed ({settings['seed']}); "
         f"{' to '.join(f'{u:,}' for u in (updates[0], updates[-1])[: len(updates)])} updates{each} "
         f"of {settings['batch_size']} samples; {settings['num_layers']} layers of width {settings['hidden_size']}"
     )
+
+
+def _data(settings: Mapping[str, Any], result: Mapping[str, Any], split: str) -> str:
+    """The data and how much of them the split has."""
+    if "dataset" in settings:
+        return f"{settings['dataset']}, {result['images']:,} {split} images"
+    name = settings["data"] if settings["data"].startswith("hub:") else Path(settings["data"]).name
+    return f"{name}, {result['tokens']:,} {split} tokens ({settings['tokenizer']})"
+
+
+def plan_levels(plan: str) -> list[float]:
+    """The noise levels of a plan as it describes itself: "80 (block 0), 1.2 (block 1), then 0"."""
+    return [float(level) for level in re.findall(r"(\S+) \(block \d+\)", plan)]
 
 
 def loss_figure(run_dir: Path, name: str, unit: str) -> Markup | None:

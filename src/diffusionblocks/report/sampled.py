@@ -6,13 +6,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from markupsafe import Markup
-
 from diffusionblocks.block import edges_of
 from diffusionblocks.config import BlockwiseConfig, config_class, read_json, validate
 from diffusionblocks.report import figures
 from diffusionblocks.report.comparison import Stored
 from diffusionblocks.report.groups import name_of
+from diffusionblocks.report.panel import Panel
 from diffusionblocks.report.run_parts import settings_of
 from diffusionblocks.report.statistics import Key, Row
 
@@ -50,16 +49,24 @@ def first_runs(stored: Stored, folder: Path) -> list[FirstRun]:
     Rows do not name their folders, so a folder belongs to the row of its method, its seed and its very score.
     """
     name, found = stored.metric.name, []
-    scored = [(path.parent, read_json(path)) for path in sorted((folder / "runs").glob(f"*/eval-{stored.split}.json"))]
+    scored = list(_scored(folder, stored.split))
     for key, rows in stored.groups.items():
         row = min(rows, key=lambda row: (row["seed"], row.get("fold", 0)))
         wanted = key.method.removesuffix("+trunk"), row["seed"], row["metrics"].get(name)
-        for run_dir, result in scored:
-            settings = settings_of(run_dir)
-            if wanted == (settings["method"], settings["seed"], result.get(name, "none")):
+        for run_dir, method, seed, result in scored:
+            if wanted == (method, seed, result.get(name, "none")):
                 found.append(FirstRun(key, row, run_dir, result))
                 break
     return found
+
+
+def _scored(folder: Path, split: str) -> Iterator[tuple[Path, str, int, dict[str, Any]]]:
+    """(run folder, method, seed, evaluation) of every run; the first member of an ensemble is a shallow network."""
+    for path in sorted((folder / "runs").glob(f"*/eval-{split}.json")):
+        settings, result = settings_of(path.parent), read_json(path)
+        yield path.parent, settings["method"], settings["seed"], result
+        if result.get("members"):
+            yield path.parent, "shallow", settings["seed"], result["members"][0]
 
 
 def grids(stored: Stored, runs: list[FirstRun]) -> list[Picture]:
@@ -89,27 +96,48 @@ def png_uri(data: bytes) -> str:
     return "data:image/png;base64," + base64.b64encode(data).decode("ascii")
 
 
-def denoising_of_methods(name: str, runs: list[FirstRun]) -> Markup | None:
+def denoising_of_methods(name: str, runs: list[FirstRun]) -> list[Panel]:
     """Error over noise level, a line per method at equal layer evaluations, with the edges of the blocks."""
     curves, edges = {}, tuple[float, ...]()
-    for run in runs:
-        key = run.key
-        if key.variant or key.budget != "layer-evaluations" or "denoising" not in run.result:
-            continue
-        curves[f"{name_of(key)}; {key.updates:,} updates"] = _curve(run.result["denoising"])
-        if key.method == "blocks" and not edges:
+    for run in plain(runs, "denoising"):
+        curves[label_of(run.key)] = _curve(run.result["denoising"])
+        if run.key.method == "blocks" and not edges:
             edges = edges_of(noise_of(settings_of(run.run_dir)))
-    return figures.denoising(name, curves, edges) if curves else None
+    if not curves:
+        return []
+    caption = "On the split of the table, weighted as the loss, first seed. Dotted: the edges of the blocks."
+    return [Panel("Denoising error by noise level", figures.by_level(name, curves, edges), caption)]
 
 
-def denoising_of_run(name: str, result: dict[str, Any], config: BlockwiseConfig) -> Markup | None:
+def denoising_of_run(name: str, result: dict[str, Any], config: BlockwiseConfig) -> Panel | None:
     """Error over noise level, a line per block."""
     rows, is_cut = result.get("denoising", []), config.num_blocks > 1
-    labels = [f"block {k}" for k in sorted({row["block"] for row in rows})] if is_cut else ["network"]
-    curves = {
-        label: _curve([row for row in rows if not is_cut or f"block {row['block']}" == label]) for label in labels
-    }
-    return figures.denoising(name, curves, edges_of(config)) if rows else None
+    if not rows:
+        return None
+    curves = {label: _curve(own) for label, own in by_block(rows, is_cut).items()}
+    of_blocks = ", each block at its own noise levels; dotted: edges of the blocks" if is_cut else ""
+    caption = f"On the {result['split']} split, weighted as the loss{of_blocks}."
+    return Panel("Denoising error", figures.by_level(name, curves, edges_of(config)), caption)
+
+
+def plain(runs: list[FirstRun], curve: str) -> list[FirstRun]:
+    """The runs at equal layer evaluations, without a variant, whose evaluation has this curve."""
+    return [
+        run for run in runs if not run.key.variant and run.key.budget == "layer-evaluations" and curve in run.result
+    ]
+
+
+def label_of(key: Key) -> str:
+    """A group in the legend of a figure."""
+    return f"{name_of(key)}; {key.updates:,} updates"
+
+
+def by_block(rows: list[dict[str, Any]], is_cut: bool) -> dict[str, list[dict[str, Any]]]:
+    """Rows by their block, or all of them as those of the network."""
+    if not is_cut:
+        return {"network": rows}
+    numbers = sorted({row["block"] for row in rows})
+    return {f"block {k}": [row for row in rows if row["block"] == k] for k in numbers}
 
 
 def _curve(rows: list[dict[str, Any]]) -> list[tuple[float, float]]:

@@ -10,6 +10,7 @@ from diffusionblocks.memory import MemoryReport
 from diffusionblocks.planner import PlanRow, precision_here
 from diffusionblocks.report.columns import table_row, terminal_columns
 from diffusionblocks.report.groups import Groups
+from diffusionblocks.report.language_tables import language_lines
 from diffusionblocks.report.metrics import METRICS, Metric
 from diffusionblocks.run_config import AnyRun
 
@@ -91,8 +92,10 @@ def block_table(result: dict[str, Any]) -> Table:
 
 def score_lines(result: dict[str, Any]) -> list[Table | str]:
     """What `dblocks eval` shows of its result."""
-    what = f"{result['method']}, {result['split']} split, {result['images']} images"
     memory = forward_memory_line(result["memory_bytes"])
+    if "bits_per_character" in result:
+        return language_lines(result, memory)
+    what = f"{result['method']}, {result['split']} split, {result['images']} images"
     if "denoising" in result:
         how = f"{result['sampler']}, {result['num_sampling_steps']} steps, guidance {result['guidance']}"
         lines: list[Table | str] = [denoising_table(result), memory]

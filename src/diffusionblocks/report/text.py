@@ -61,6 +61,11 @@ def _spread(sd: float, digits: int, unit: str, n: int, runs: str) -> str:
     return ONE_SEED if n < 2 else f"{f'sd {sd:.{digits}f} {unit}'.rstrip()}, n = {runs}"
 
 
+def scored(value: str, metric: Metric) -> str:
+    """A score in a sentence: with what it is, where that is not plain."""
+    return f"a bound of {value}" if metric.is_bound else named(value, metric)
+
+
 def named(value: str, metric: Metric) -> str:
     """With the metric's label before a value whose unit does not tell what it is."""
     return value if metric.unit else f"{metric.label} {value}"

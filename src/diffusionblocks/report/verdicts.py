@@ -15,7 +15,7 @@ from diffusionblocks.report.groups import (
 )
 from diffusionblocks.report.metrics import METRICS, Metric
 from diffusionblocks.report.statistics import Difference, Key, Row, beats, mean_sd, paired_difference, values
-from diffusionblocks.report.text import difference, measured, named, points_with_spread
+from diffusionblocks.report.text import difference, measured, named, points_with_spread, scored
 
 STATES = ("weights", "gradients", "optimizer")
 ACCURACY = METRICS["accuracy"]
@@ -55,7 +55,7 @@ def leads(groups: Groups, metric: Metric = ACCURACY) -> list[str]:
         if other is None or key.variant:
             continue
         found = paired_difference(rows, groups[other], metric.name)
-        sentence = f"{name_of(key)}: {named(_measured(rows, metric), metric)}, {difference(found, metric)} "
+        sentence = f"{name_of(key)}: {scored(_measured(rows, metric), metric)}, {difference(found, metric)} "
         sentence += "beside end to end at equal layer evaluations"
         beside.append(f"{sentence}{_reading(found, key.method, 'end to end', metric)}.")
     return [*_without_gain(groups), *beside] if metric.has_chain else [*beside, *_beside_shallow(groups, metric)]
@@ -70,18 +70,26 @@ def _without_gain(groups: Groups) -> list[str]:
 
 
 def _beside_shallow(groups: Groups, metric: Metric) -> list[str]:
-    """Blocks against the shallow network of as many updates as each has, blocks with a trunk against that of B N."""
+    """Blocks against the shallow network of as many updates as each has, blocks with a trunk against that of B N.
+
+    And against the ensemble of shallow networks, of the same memory and compute, where there is one.
+    """
     found = []
     for key, rows in _at_equal_evaluations(groups):
         times, updates = (1, "N") if key.method == "blocks" else (key.num_blocks, "B N")
-        other = control(groups, "shallow", key, times * common_updates(groups, key))
-        if other is None or key.variant:
-            continue
-        d = paired_difference(rows, groups[other], metric.name)
-        found.append(
-            f"{name_of(key)}, minus the shallow network at {updates} updates: {named(difference(d, metric), metric)}"
-            f"{_reading(d, key.method, 'the shallow network', metric)}."
+        others = (
+            ("the shallow network", f" at {updates} updates", "shallow", times * common_updates(groups, key)),
+            ("the ensemble", " of B shallow networks", "shallow-ensemble", None),
         )
+        for name, which, method, of_updates in others:
+            other = control(groups, method, key, of_updates)
+            if other is None or key.variant:
+                continue
+            d = paired_difference(rows, groups[other], metric.name)
+            found.append(
+                f"{name_of(key)}, minus {name}{which}: {named(difference(d, metric), metric)}"
+                f"{_reading(d, key.method, name, metric)}."
+            )
     return found
 
 
