@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
@@ -14,7 +14,7 @@ from diffusionblocks.report.generation_page import generation_page
 from diffusionblocks.report.language_page import language_page
 from diffusionblocks.report.run_page import run_page
 from diffusionblocks.report.run_parts import settings_of
-from diffusionblocks.training.data import Split, load_split
+from diffusionblocks.training.data import load_split
 from diffusionblocks.training.run import CONFIG_FILE, load_config
 
 
@@ -53,11 +53,7 @@ def read_images(run_dir: Path, split: str, data_dir: str | None) -> Any:
     """
     config = load_config(run_dir)
     try:
-<<<<<<< HEAD
         return load_split(config.located(data_dir), split)
-=======
-        return load_split(config.located(data_dir), cast(Split, split))
->>>>>>> text-report
     except InputError as error:
         todo = f"say where the data are now with --data-dir ({error.todo})"
         raise InputError(error.setting, error.value, error.expected, todo) from None
