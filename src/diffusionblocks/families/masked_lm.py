@@ -254,7 +254,9 @@ class Reveal:
         if sampler == "ancestral":
             mass = order * share[:, None]
         else:
-            mass = order.masked_fill(~free, math.inf).argsort(dim=1).argsort(dim=1) / size[:, None].double()
+            rank = order.masked_fill(~free, math.inf).argsort(dim=1).argsort(dim=1)
+            # The rounding error of `masked_at`, so that a level of exactly k/n has k masked here too.
+            mass = (rank.double() + 1e-9) / size[:, None]
         return cls(mass.masked_fill(~free, -1.0), chance, share)
 
 
