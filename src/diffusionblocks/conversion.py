@@ -126,6 +126,8 @@ def _build(block_class: type[Block], backbone_config: Any, part: range) -> nn.Mo
 def cut(backbone: Any, part: range, block_class: type[Block]) -> Any:
     """A network of the same class with the layers of `part` and copies of everything outside the layers.
 
+    A layer that becomes the first has what its class gives a first layer: ModernBERT's has no norm before attention.
+
     Raises:
         InputError: weights that the rebuilt network does not have, or lacks, by name.
     """
@@ -134,6 +136,9 @@ def cut(backbone: Any, part: range, block_class: type[Block]) -> Any:
     parameter = next(backbone.parameters())
     shallow = shallow.to(device=parameter.device, dtype=parameter.dtype)
     state = _renumber(backbone.state_dict(), part, block_class.layers_path + ".")
+    if part.start:
+        first, known = f"{block_class.layers_path}.0.", shallow.state_dict()
+        state = {name: tensor for name, tensor in state.items() if name in known or not name.startswith(first)}
     try:
         shallow.load_state_dict(state, strict=True)
     except RuntimeError as error:
@@ -153,10 +158,11 @@ def check_layers(backbone: Any, block_class: type[Block]) -> None:
     if len(layers) != count:
         raise InputError(path, len(layers), f"{count} layers, as its config says")
     with seeded("cpu", 0, "cut"):
-        model: Any = _build(block_class, config, range(1))
-    wanted = _structure(model.get_submodule(f"{path}.0"))
+        model: Any = _build(block_class, config, range(min(count, 2)))
+    # The first layer may have other parts than those after it.
+    wanted = [_structure(layer) for layer in model.get_submodule(path)]
     for number, layer in enumerate(layers):
-        if _structure(layer) != wanted:
+        if _structure(layer) != wanted[min(number, 1)]:
             raise InputError(
                 f"{path}.{number}",
                 type(layer).__name__,

@@ -174,11 +174,12 @@ class Masking:
 
     def widen(self, lo: float, hi: float, gamma: float) -> tuple[float, float]:
         """[lo, hi] with gamma of its mass added on both sides, clipped: +-gamma/B for blocks of equal mass."""
+        if not gamma:  # a round trip through the masses would move the ends by a rounding error
+            return lo, hi
         mass_lo, mass_hi = self.cdf(torch.tensor([lo, hi], dtype=torch.float64)).tolist()
         widening = gamma * (mass_hi - mass_lo)
         wide = torch.tensor([mass_lo - widening, mass_hi + widening], dtype=torch.float64)
         wide_lo, wide_hi = self.icdf(wide).tolist()
-        # Where nothing is added the ends come back exactly.
         return min(lo, wide_lo), max(hi, wide_hi)
 
 

@@ -245,16 +245,18 @@ class Reveal:
     @classmethod
     def drawn(cls, x: Tensor, numbers: range, sampler: str, seed: int) -> "Reveal":
         """For texts x (B, n) of these numbers."""
-        shape, generators = (x.shape[1],), [keyed_generator(seed, "text", k) for k in numbers]
-        order, chance = (
-            torch.stack([torch.rand(*shape, generator=g, dtype=torch.float64) for g in generators]) for _ in range(2)
-        )
+        # By position, so that padding after a text does not change its own.
+        shape, generators = (x.shape[1], 2), [keyed_generator(seed, "text", k) for k in numbers]
+        drawn = torch.stack([torch.rand(*shape, generator=g, dtype=torch.float64) for g in generators])
+        order, chance = drawn.movedim(-1, 0).contiguous()
         free, size = x == MASK, (x != PAD).sum(dim=1).clamp(min=1)
         share = free.sum(dim=1) / size.double()
         if sampler == "ancestral":
             mass = order * share[:, None]
         else:
-            mass = order.masked_fill(~free, math.inf).argsort(dim=1).argsort(dim=1) / size[:, None].double()
+            rank = order.masked_fill(~free, math.inf).argsort(dim=1).argsort(dim=1)
+            # The rounding error of `masked_at`, so that a level of exactly k/n has k masked here too.
+            mass = (rank.double() + 1e-9) / size[:, None]
         return cls(mass.masked_fill(~free, -1.0), chance, share)
 
 
