@@ -16,7 +16,7 @@ import torch
 from diffusionblocks.block import plan_of
 from diffusionblocks.evaluation.costs import sampling_speed
 from diffusionblocks.evaluation.generation import flops
-from diffusionblocks.evaluation.sample import loaders_of
+from diffusionblocks.evaluation.opening import open_blocks
 from diffusionblocks.families.dit import generate
 from diffusionblocks.memory import forward_memory, loading_memory
 from diffusionblocks.model import BlockwiseModel
@@ -39,12 +39,12 @@ def watched(folder: Path, watch: Any) -> list[Any]:
 
         return give
 
-    return [shown(load) for load in loaders_of(folder, "one")[1]]
+    return [shown(load) for load in open_blocks(folder, "dit", "one")[1]]
 
 
 def memory(folder: Path, batch: int) -> dict[str, int]:
     """Peaks in bytes: each block's own forward, and sampling with all blocks resident or one."""
-    config, everything, _ = loaders_of(folder, "all")
+    config, everything = open_blocks(folder, "dit", "all")
     blocks, plan, x = [load() for load in everything], plan_of(config), torch.zeros(batch, dtype=torch.long)
     z, sigma = torch.zeros(batch, *blocks[0].target_shape), torch.ones(batch)
     with torch.no_grad():

@@ -12,7 +12,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from diffusionblocks import BlockwiseModel, InputError, TensorBatches, Trainer, TrainingConfig, convert
 from diffusionblocks.block import NoiseDraw, plan_of
-from diffusionblocks.evaluation.sample import loaders_of
+from diffusionblocks.evaluation.opening import open_blocks
 from diffusionblocks.families.dit import DitBlock, generate
 from diffusionblocks.memory import forward_memory, loading_memory
 from diffusionblocks.randomness import keyed_generator, seeded
@@ -163,7 +163,7 @@ def test_guidance_without_label_dropout_is_refused():
 def test_one_block_in_memory_gives_the_same_images_bit_for_bit(model, saved, sampler, guidance):
     x, plan = torch.arange(7) % 4, plan_of(model.config, 8)
     request = {"sampler": sampler, "guidance": guidance, "batch_size": 3}
-    config, loaders, _ = loaders_of(saved, "one")
+    config, loaders = open_blocks(saved, "dit", "one")
     asked: list[int] = []
     alive: list[weakref.ref] = []
 
@@ -187,10 +187,10 @@ def test_one_block_in_memory_gives_the_same_images_bit_for_bit(model, saved, sam
 def test_memory_with_one_block_is_that_of_the_largest(model, saved):
     """Weights that live at once while images are sampled, and all bytes at the peak, against one block's own."""
     x, plan = torch.zeros(2, dtype=torch.long), plan_of(model.config, 6)
-    _, all_loaders, _ = loaders_of(saved, "all")
+    _, all_loaders = open_blocks(saved, "dit", "all")
     blocks = [load() for load in all_loaders]
     sizes = [sum(p.nbytes for p in block.parameters()) for block in blocks]
-    loaders = loaders_of(saved, "one")[1]
+    loaders = open_blocks(saved, "dit", "one")[1]
 
     def peak(root, run):
         return forward_memory(root, run)["peak_total"]
