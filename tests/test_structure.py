@@ -33,6 +33,7 @@ ORDER = (
     "planner",
     "evaluation",
     "comparison",
+    "scoring",
     "compare",
     "report",
     "commands",

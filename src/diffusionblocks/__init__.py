@@ -5,12 +5,12 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from diffusionblocks.block import Block
-    from diffusionblocks.config import BlockwiseConfig, DitConfig, VitConfig
+    from diffusionblocks.config import BlockwiseConfig, DitConfig, MaskedLmConfig, VitConfig
     from diffusionblocks.conversion import convert
-    from diffusionblocks.data.batches import ImageBatches, TensorBatches
+    from diffusionblocks.data.batches import ImageBatches, TensorBatches, TextBatches
     from diffusionblocks.errors import InputError, TrainingError
     from diffusionblocks.model import BlockwiseModel
-    from diffusionblocks.noise import LogNormal
+    from diffusionblocks.noise import LogNormal, Masking
     from diffusionblocks.sampling import SamplingPlan, sample
     from diffusionblocks.training.config import TrainingConfig
     from diffusionblocks.training.trainer import Trainer
@@ -25,8 +25,11 @@ _HOME = {
     "ImageBatches": "data.batches",
     "InputError": "errors",
     "LogNormal": "noise",
+    "MaskedLmConfig": "config",
+    "Masking": "noise",
     "SamplingPlan": "sampling",
     "TensorBatches": "data.batches",
+    "TextBatches": "data.batches",
     "Trainer": "training.trainer",
     "TrainingConfig": "training.config",
     "TrainingError": "errors",
@@ -43,8 +46,11 @@ __all__ = [
     "ImageBatches",
     "InputError",
     "LogNormal",
+    "MaskedLmConfig",
+    "Masking",
     "SamplingPlan",
     "TensorBatches",
+    "TextBatches",
     "Trainer",
     "TrainingConfig",
     "TrainingError",
