@@ -62,7 +62,7 @@ class Chain:
     def __init__(self, n: int, symbols: int = 3, seed: int = 0):
         generator = torch.Generator().manual_seed(seed)
         self.n, self.symbols = n, symbols
-        self.step = (2.0 * torch.randn(symbols, symbols, generator=generator, dtype=torch.float64)).softmax(dim=1)
+        self.step = (torch.randn(symbols, symbols, generator=generator, dtype=torch.float64)).softmax(dim=1)
         self.first = torch.linalg.matrix_power(self.step, 200)[0]
 
     @functools.cached_property

@@ -176,10 +176,12 @@ class Masking:
         """[lo, hi] with gamma of its mass added on both sides, clipped: +-gamma/B for blocks of equal mass."""
         if not gamma:  # a round trip through the masses would move the ends by a rounding error
             return lo, hi
-        mass_lo, mass_hi = self.cdf(torch.tensor([lo, hi], dtype=torch.float64)).tolist()
+        # In plain numbers: to plan memory, blocks are built where tensors have none.
+        cosine = self.schedule == "cosine"
+        mass_lo, mass_hi = (math.sin(0.5 * math.pi * level) if cosine else level for level in (lo, hi))
         widening = gamma * (mass_hi - mass_lo)
-        wide = torch.tensor([mass_lo - widening, mass_hi + widening], dtype=torch.float64)
-        wide_lo, wide_hi = self.icdf(wide).tolist()
+        wide = max(mass_lo - widening, 0.0), min(mass_hi + widening, 1.0)
+        wide_lo, wide_hi = (math.asin(mass) * (2.0 / math.pi) if cosine else mass for mass in wide)
         return min(lo, wide_lo), max(hi, wide_hi)
 
 
