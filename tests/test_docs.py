@@ -163,5 +163,10 @@ def test_the_python_reference_documents_every_public_name(site, built):
         path = f"diffusionblocks.{diffusionblocks._HOME[name]}.{name}"
         assert path in links.ids
     assert "Raises:" in text
-    for config in (diffusionblocks.VitConfig, diffusionblocks.DitConfig, diffusionblocks.MaskedLmConfig, diffusionblocks.TrainingConfig):
+    for config in (
+        diffusionblocks.VitConfig,
+        diffusionblocks.DitConfig,
+        diffusionblocks.MaskedLmConfig,
+        diffusionblocks.TrainingConfig,
+    ):
         assert all(f"<code>{name}</code>" in text for name in config.model_fields)

@@ -252,7 +252,7 @@ def test_predicted_memory_is_the_measured_memory_to_the_byte(settings, monkeypat
 
 
 def test_in_bf16_the_heads_norm_keeps_4_bytes_a_token_more_than_predicted():
-    """It has input in bf16 and weights in fp32; then mean and deviation are fp32, but bf16 on PyTorch's fake tensors."""
+    """Of bf16 input and fp32 weights; then mean and deviation are fp32, but bf16 on PyTorch's fake tensors."""
     config = config_of(**SMALL, method="end-to-end", precision="bf16")
     predicted, found = predict(config), measured(config)
     assert predicted.layers == found.layers
