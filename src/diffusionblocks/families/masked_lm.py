@@ -69,11 +69,13 @@ class MaskedLmBlock(Block):
         """Logits (B, n, V) of the tokens at every position, without the mask token, for z (B, n)."""
         real = x != PAD
         # The mask is a float one, as attention adds it, and is made here so that nothing waits for the device.
-        bias = torch.zeros(x.shape, device=x.device).masked_fill(~real, torch.finfo(torch.float32).min)
+        dtype = next(self.backbone.parameters()).dtype
+        least = torch.finfo(dtype).min
+        bias = torch.zeros(x.shape, device=x.device, dtype=dtype).masked_fill(~real, least)
         bias = bias[:, None, None, :].expand(-1, 1, x.shape[1], -1)
         masks = {"full_attention": bias}
         if "sliding_attention" in cast(Any, self.backbone.config).layer_types:
-            masks["sliding_attention"] = bias.masked_fill(self._far(x.shape[1], x.device), torch.finfo(bias.dtype).min)
+            masks["sliding_attention"] = bias.masked_fill(self._far(x.shape[1], x.device), least)
         ids = torch.where(real & (z != MASK), z, self.mask_id)
         return self.backbone(input_ids=ids, attention_mask=masks).logits[..., : self.mask_id]
 
@@ -208,6 +210,7 @@ def generate(
         InputError: an unknown sampler, a temperature that is not above 0, ids that are not there, too long a text.
     """
     check_sampling(sampler, temperature)
+    x = x.cpu()
     z, plans = x.clone(), list[Reveal]()
     batches = [range(first, min(first + batch_size, len(x))) for first in range(0, len(x), batch_size)]
     for index, load in enumerate(loaders):
@@ -221,7 +224,7 @@ def generate(
             texts = z[rows.start : rows.stop]
             for step in plan.steps:
                 if step.block == index:
-                    texts[:] = reveal_step(block, texts, step, reveal, temperature)
+                    reveal_step(block, texts, step, reveal, temperature)
                     advance(len(rows))
         # Let go of it before the next one is loaded.
         del block
@@ -260,8 +263,8 @@ class Reveal:
         return cls(mass.masked_fill(~free, -1.0), chance, share)
 
 
-def reveal_step(block: MaskedLmBlock, z: Tensor, step: PlanStep, reveal: Reveal, temperature: float) -> Tensor:
-    """The texts (B, n) after one step: ancestral sampling from its level to its next; one call of the block, or none.
+def reveal_step(block: MaskedLmBlock, z: Tensor, step: PlanStep, reveal: Reveal, temperature: float) -> None:
+    """Take one step in texts z (B, n): ancestral sampling from its level to its next; one call of the block, or none.
 
     No call is made where the step reveals nothing in any text: for a text that begins with a part of its tokens, or
     with more steps than tokens.
@@ -269,14 +272,14 @@ def reveal_step(block: MaskedLmBlock, z: Tensor, step: PlanStep, reveal: Reveal,
     mass, after = block.law.cdf(torch.tensor([step.sigma, step.sigma_next], dtype=torch.float64)).tolist()
     now = (reveal.mass >= after) & (reveal.mass < mass)
     if not now.any():
-        return z
+        return
     place = next(block.parameters()).device
     sigma = block.law.icdf(reveal.share.clamp(max=mass))
     logits = block(torch.where(z == PAD, PAD, MASK).to(place), z.to(place), sigma.to(place))
-    below = (logits.double() / temperature).softmax(dim=-1).cumsum(dim=-1).cpu()
+    below = (logits[now.to(place)].double() / temperature).softmax(dim=-1).cumsum(dim=-1).cpu()
     # The sum of all is 1 but for rounding, and a chance is below 1.
-    drawn = torch.searchsorted(below / below[..., -1:], reveal.chance[..., None], right=True)[..., 0]
-    return torch.where(now, drawn.clamp(max=block.mask_id - 1), z)
+    drawn = torch.searchsorted(below / below[:, -1:], reveal.chance[now][:, None], right=True)[:, 0]
+    z[now] = drawn.clamp(max=block.mask_id - 1)
 
 
 def check_sampling(sampler: str, temperature: float) -> None:
