@@ -143,6 +143,13 @@ def test_every_block_has_a_stratum_however_few_are_asked_for():
     assert all(a.hi == b.lo for a, b in itertools.pairwise(strata))
 
 
+def test_blocks_of_unequal_mass_have_strata_of_about_equal_mass():
+    """Cut at t = 1/3 and 2/3 under the cosine, the blocks have masses of 0.134, 0.366 and 0.5."""
+    law = Masking("cosine")
+    blocks = [s.block for s in strata_of(law, noise_intervals(noise_edges(law, 3, "uniform-linear")), 12)]
+    assert [blocks.count(block) for block in range(3)] == [2, 4, 6]
+
+
 @torch.no_grad()
 def test_a_separate_estimator_agrees_for_the_assembled_model():
     """The chain rule in random order: the k-th token from the end by the block that has a mass in ((k-1)/n, k/n]."""

@@ -126,19 +126,24 @@ def _build(block_class: type[Block], backbone_config: Any, part: range) -> nn.Mo
 def cut(backbone: Any, part: range, block_class: type[Block]) -> Any:
     """A network of the same class with the layers of `part` and copies of everything outside the layers.
 
-    A layer that becomes the first has what its class gives a first layer: ModernBERT's has no norm before attention.
-
     Raises:
-        InputError: weights that the rebuilt network does not have, or lacks, by name.
+        InputError: a layer that its class builds otherwise where it is the first one (ModernBERT's first layer has no
+            norm before attention); weights that the rebuilt network does not have, or lacks, by name.
     """
     with seeded("cpu", 0, "cut"):
         shallow: Any = _build(block_class, block_class.framework.config_of(backbone), part)
     parameter = next(backbone.parameters())
     shallow = shallow.to(device=parameter.device, dtype=parameter.dtype)
     state = _renumber(backbone.state_dict(), part, block_class.layers_path + ".")
-    if part.start:
-        first, known = f"{block_class.layers_path}.0.", shallow.state_dict()
-        state = {name: tensor for name, tensor in state.items() if name in known or not name.startswith(first)}
+    first, known = f"{block_class.layers_path}.0.", shallow.state_dict()
+    lost = sorted(name.removeprefix(first) for name in state if name.startswith(first) and name not in known)
+    if part.start and lost:
+        raise InputError(
+            f"{block_class.layers_path}.{part.start}",
+            ", ".join(lost),
+            f"nothing that a {type(backbone).__name__} has not in its first layer, which this one would be of a block",
+            "take num_blocks=1, or train from scratch: convert the config",
+        )
     try:
         shallow.load_state_dict(state, strict=True)
     except RuntimeError as error:
