@@ -120,6 +120,7 @@ def _parser() -> _Parser:
     compare.add_argument("--out", metavar="DIR", help="folder of the comparison (default runs/compare-RECIPE)")
     compare.add_argument("--config", metavar="FILE", help="JSON object of settings; flags go before it")
     compare.add_argument("--seeds", metavar="N", default="3", help="seeds 0..N-1 (default 3)")
+    compare.add_argument("--variant-seeds", metavar="N", help="seeds of the variants (default: all)")
     compare.add_argument("--folds", metavar="N", default="1", help="digits: folds, each with every seed (default 1)")
     for name, what in (
         ("methods", "methods"),

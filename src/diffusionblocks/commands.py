@@ -241,6 +241,7 @@ def compare(arguments: argparse.Namespace) -> int:
         None if arguments.config is None else Path(arguments.config),
         seeds=_whole("seeds", arguments.seeds, 1),
         folds=_whole("folds", arguments.folds, 1),
+        variant_seeds=None if arguments.variant_seeds is None else _whole("variant_seeds", arguments.variant_seeds, 1),
         trunk=arguments.trunk,
         split=arguments.split,
         sampling_seeds=_whole("sampling_seeds", arguments.sampling_seeds, 1),

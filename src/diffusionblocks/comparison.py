@@ -97,6 +97,7 @@ class Comparison:
         config_file: settings for all runs.
         seeds, folds: every seed with every fold (digits has 5).
         methods, budgets, presets, variants: which of each; None: all that the family has.
+        variant_seeds: seeds that variants are trained with; None: all.
         trunk: share of the budget for the trunk of blocks+trunk.
         split: what is scored.
         samples, sampling_seeds: of generators, images or texts of a seed (None: as many as usual), and seeds.
@@ -115,6 +116,7 @@ class Comparison:
     budgets: Sequence[str] = BUDGETS
     presets: Sequence[str] | None = None
     variants: Sequence[str] | None = None
+    variant_seeds: int | None = None
     trunk: float = 0.75
     split: str = "test"
     samples: int | None = None
@@ -157,6 +159,8 @@ class Comparison:
 
     def _entries(self, **key: int) -> Iterator[Entry]:
         methods, variants = self.methods or (), self.variants or ()
+        if self.variant_seeds is not None and key["seed"] >= self.variant_seeds:
+            variants = ()
         suffix = "".join(f"-{name}{value}" for name, value in key.items())
         main = []
         for run, method, config, *trained in self._main(**key):
