@@ -2,12 +2,14 @@
 
 import json
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from diffusionblocks.errors import InputError
-from diffusionblocks.noise import LogNormal, Masking, NoiseLaw
+
+if TYPE_CHECKING:  # torch is imported when a law is asked for, so that --help answers at once
+    from diffusionblocks.noise import LogNormal, Masking, NoiseLaw
 
 Config = TypeVar("Config", bound=BaseModel)
 
@@ -52,7 +54,7 @@ class BlockwiseConfig(BaseModel):
         description="steps of a block: as many as any other's, or as the spacing over the whole range puts in it",
     )
 
-    def law(self) -> NoiseLaw:
+    def law(self) -> "NoiseLaw":
         """The noise law."""
         raise NotImplementedError
 
@@ -90,8 +92,10 @@ class GaussianNoise(BaseModel):
     sigma_data: float | None = Field(None, gt=0, description="standard deviation of the targets; default: measured")
     weight: Literal["none", "edm"] = Field("none", description="weight of the loss as a function of sigma")
 
-    def law(self) -> LogNormal:
+    def law(self) -> "LogNormal":
         """The truncated normal law of log sigma."""
+        from diffusionblocks.noise import LogNormal
+
         return LogNormal(self.p_mean, self.p_std, self.sigma_min, self.sigma_max)
 
 
@@ -108,8 +112,10 @@ class MaskingNoise(BaseModel):
         "mass", description="how steps are placed inside a block: even in alpha, or in t"
     )
 
-    def law(self) -> Masking:
+    def law(self) -> "Masking":
         """The law by which tokens are masked."""
+        from diffusionblocks.noise import Masking
+
         return Masking(self.schedule)
 
 
