@@ -115,7 +115,7 @@ def test_what_is_no_number_of_steps_is_refused(count):
 
 
 def test_an_unknown_spacing_is_refused():
-    with pytest.raises(InputError, match=r"^spacing='even': expected one of karras, log, mass$"):
+    with pytest.raises(InputError, match=r"^spacing='even': expected one of karras, log, mass, linear$"):
         build(3, 3, "even")
 
 
