@@ -11,11 +11,13 @@ from rich.progress import Progress
 from torch import Tensor
 
 from diffusionblocks.block import plan_of
+from diffusionblocks.config import read_json
 from diffusionblocks.data.tokenizers import Tokenizer, load_tokenizer
 from diffusionblocks.errors import InputError
 from diffusionblocks.evaluation.opening import open_blocks
 from diffusionblocks.families.masked_lm import MASK, PAD, check_sampling, generate
 from diffusionblocks.training.data import TOKENIZER_FOLDER
+from diffusionblocks.training.run import CONFIG_FILE
 
 
 @dataclass(frozen=True)
@@ -63,8 +65,7 @@ def sample_texts(
     if not (folder / TOKENIZER_FOLDER).is_dir():
         raise InputError("run", str(folder), f"a folder with {TOKENIZER_FOLDER}", "take the run, or its model")
     tokenizer = load_tokenizer(folder / TOKENIZER_FOLDER)
-    seq_len = loaders[0]().seq_len
-    x = known_tokens(tokenizer, options, seq_len).expand(options.num, -1)
+    x = known_tokens(tokenizer, options, window_length(folder)).expand(options.num, -1)
     plan = plan_of(config, options.num_sampling_steps)
     sampler = options.sampler or config.sampler
     temperature = config.temperature if options.temperature is None else options.temperature
@@ -90,6 +91,13 @@ def sample_texts(
         out.write_text("\n".join(lines) + "\n", encoding="utf-8")
     how = f"{sampler}, {len(plan.steps)} steps, temperature {temperature:g}, seed {options.seed}"
     return texts, f"{options.num} texts ({how}, resident: {options.resident}) in {seconds:.1f} s"
+
+
+def window_length(folder: Path) -> int:
+    """Tokens of a window, of a run or a saved model, without reading its weights."""
+    if (folder / CONFIG_FILE).exists():
+        return read_json(folder / CONFIG_FILE)["seq_len"]
+    return read_json(folder / "block-0" / "config.json")["max_position_embeddings"]
 
 
 def known_tokens(tokenizer: Tokenizer, options: TextOptions, seq_len: int) -> Tensor:
