@@ -84,7 +84,9 @@ class Transformers:
         return shallow
 
     def build(self, backbone_class: Any, config: Any) -> nn.Module:
-        return backbone_class(config)
+        network = backbone_class(config)
+        network.tie_weights()  # which the class leaves out where weights are not initialised
+        return network
 
     def save(self, backbone: Any, folder: Path, state: dict[str, Tensor]) -> None:
         transformers_logging.disable_progress_bar()
