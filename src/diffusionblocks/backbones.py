@@ -5,7 +5,7 @@ class is always the caller's, never one that a file names.
 """
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.utils import logging as transformers_logging
 
+from diffusionblocks.config import read_json
 from diffusionblocks.errors import InputError
 
 
@@ -23,8 +24,8 @@ class Framework(Protocol):
 
     weights_file: str
 
-    def takes(self, backbone: Any, backbone_class: type[nn.Module]) -> bool:
-        """Whether this is a network of the class, or its config."""
+    def class_of(self, backbone: Any, classes: Sequence[Any]) -> Any | None:
+        """Which of the classes a network, or a network's config, is of."""
         ...
 
     def config_of(self, backbone: Any) -> Any:
@@ -47,8 +48,8 @@ class Framework(Protocol):
         """Write config.json and the weights into an existing folder, as the framework itself reads them."""
         ...
 
-    def load(self, backbone_class: Any, folder: Path) -> nn.Module:
-        """Read a network in evaluation mode.
+    def load(self, classes: Sequence[Any], folder: Path) -> nn.Module:
+        """Read a network of one of the classes in evaluation mode.
 
         Raises:
             InputError: missing or broken files, missing or unexpected weights.
@@ -65,8 +66,8 @@ class Transformers:
 
     weights_file = "model.safetensors"
 
-    def takes(self, backbone: Any, backbone_class: Any) -> bool:
-        return type(backbone) in (backbone_class, backbone_class.config_class)
+    def class_of(self, backbone: Any, classes: Sequence[Any]) -> Any | None:
+        return next((one for one in classes if type(backbone) in (one, one.config_class)), None)
 
     def config_of(self, backbone: Any) -> Any:
         return backbone.config if isinstance(backbone, PreTrainedModel) else backbone
@@ -92,10 +93,18 @@ class Transformers:
         transformers_logging.disable_progress_bar()
         backbone.save_pretrained(folder, state_dict=state)
 
-    def load(self, backbone_class: Any, folder: Path) -> nn.Module:
+    def load(self, classes: Sequence[Any], folder: Path) -> nn.Module:
+        """The folder says which of the classes it is of, and can say no other."""
         transformers_logging.disable_progress_bar()
         options = {"use_safetensors": True, "trust_remote_code": False}
-        return _loaded(backbone_class, folder, self.weights_file, options)
+        known = {one.config_class.model_type: one for one in classes}
+        if len(known) == 1:
+            return _loaded(classes[0], folder, self.weights_file, options)
+        values = read_json(folder / "config.json")
+        kind = values.get("model_type") if isinstance(values, dict) else None
+        if kind not in known:
+            raise InputError(f"{folder / 'config.json'} model_type", kind, f"one of {', '.join(known)}")
+        return _loaded(known[kind], folder, self.weights_file, options)
 
     def enable_checkpointing(self, backbone: Any, contexts: Callable[[], Any] | None) -> None:
         options = {} if contexts is None else {"context_fn": contexts}
@@ -107,10 +116,11 @@ class Diffusers:
 
     weights_file = "diffusion_pytorch_model.safetensors"
 
-    def takes(self, backbone: Any, backbone_class: Any) -> bool:
+    def class_of(self, backbone: Any, classes: Sequence[Any]) -> Any | None:
         if isinstance(backbone, nn.Module):
-            return type(backbone) is backbone_class
-        return isinstance(backbone, dict) and backbone.get("_class_name") == backbone_class.__name__
+            return next((one for one in classes if type(backbone) is one), None)
+        name = backbone.get("_class_name") if isinstance(backbone, dict) else None
+        return next((one for one in classes if name == one.__name__), None)
 
     def config_of(self, backbone: Any) -> Any:
         if isinstance(backbone, dict):
@@ -131,8 +141,9 @@ class Diffusers:
         state = {name: tensor.detach().cpu().contiguous() for name, tensor in state.items()}
         safetensors.torch.save_file(state, folder / self.weights_file, metadata={"format": "pt"})
 
-    def load(self, backbone_class: Any, folder: Path) -> nn.Module:
-        return _loaded(backbone_class, folder, self.weights_file, {"use_safetensors": True, "low_cpu_mem_usage": True})
+    def load(self, classes: Sequence[Any], folder: Path) -> nn.Module:
+        (only,) = classes
+        return _loaded(only, folder, self.weights_file, {"use_safetensors": True, "low_cpu_mem_usage": True})
 
     def enable_checkpointing(self, backbone: Any, contexts: Callable[[], Any] | None) -> None:
         if contexts is not None:

@@ -7,6 +7,7 @@ targets; its embeddings, layers, readout and conditioning are its own.
 import abc
 import contextlib
 import dataclasses
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -15,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from diffusionblocks.backbones import TRANSFORMERS, Framework
-from diffusionblocks.conditioning import Conditioning, LevelSlot, Modulate, NoiseLevel
+from diffusionblocks.conditioning import Conditioning, LevelSlot, Modulate, Modulation, NoiseLevel
 from diffusionblocks.config import BlockwiseConfig
 from diffusionblocks.errors import InputError
 from diffusionblocks.noise import draw_levels
@@ -28,9 +29,10 @@ class NoiseDraw:
     """The randomness of one batch's loss.
 
     Attributes:
-        sigma: noise levels (B,), float64.
+        sigma: noise levels (B,), float64; (B, n) for a text each of whose tokens has a level of its own.
         noise: (B, *target shape), float32: unit normal, or uniform where tokens are masked.
-        dropped: (B,) bool; these samples do not see what the family drops: z for classes, the label for images.
+        dropped: bool, of sigma's shape; these do not see what the family drops: z for discrete targets, the label for
+            images.
     """
 
     sigma: Tensor
@@ -60,7 +62,7 @@ class Block(nn.Module, abc.ABC):
 
     family: ClassVar[str]
     framework: ClassVar[Framework] = TRANSFORMERS
-    backbone_class: ClassVar[type[nn.Module]]
+    backbone_classes: ClassVar[tuple[type[nn.Module], ...]]
     layers_path: ClassVar[str]
     has_targets: ClassVar[bool] = False
     stratified: ClassVar[bool] = False  # whether a batch's levels are spread over the interval
@@ -98,7 +100,17 @@ class Block(nn.Module, abc.ABC):
     @property
     def layers(self) -> nn.ModuleList:
         """The residual layers of this block."""
-        return self.backbone.get_submodule(self.layers_path)  # type: ignore[return-value]
+        return self.backbone.get_submodule(self.path_of_layers(self.backbone))  # type: ignore[return-value]
+
+    @classmethod
+    def class_of(cls, backbone: Any) -> Any | None:
+        """Which of `backbone_classes` a network or its config is of; None: of none."""
+        return cls.framework.class_of(backbone, cls.backbone_classes)
+
+    @classmethod
+    def path_of_layers(cls, backbone: Any) -> str:
+        """Name of the layers in a network."""
+        return cls.layers_path
 
     @classmethod
     def initialise(cls, backbone: Any) -> None:
@@ -161,17 +173,23 @@ class Block(nn.Module, abc.ABC):
         Args:
             x: what the network is given (B, ...).
             z: noisy target (B, *target shape), unscaled.
-            sigma: its noise level (B,), best in float64.
+            sigma: its noise level (B,), best in float64; (B, n) where each token has its own.
 
         Returns:
             The family's readout: logits (B, K) for classes.
         """
-        sigma = torch.as_tensor(sigma, dtype=torch.float64, device=z.device).expand(z.shape[0])
+        sigma = torch.as_tensor(sigma, dtype=torch.float64, device=z.device)
+        sigma = sigma.expand(z.shape[0]) if sigma.ndim < 2 else sigma
         level = self.level(z, sigma)
         if self.conditioning is not None and self.modulated:
-            level = dataclasses.replace(level, modulation=self.conditioning(sigma))
+            level = dataclasses.replace(level, modulation=self.modulation(z, sigma))
         with self.slot.set(level):
             return self.run_backbone(x, z, sigma)
+
+    def modulation(self, z: Tensor, sigma: Tensor) -> Modulation:
+        """What every norm adds to its output for z (B, ...) at sigma (B,)."""
+        assert self.conditioning is not None
+        return self.conditioning(sigma)
 
     def denoiser(self, x: Tensor) -> Denoiser:
         """This block as D(z, sigma) with x given, as samplers take it."""
@@ -183,15 +201,19 @@ class Block(nn.Module, abc.ABC):
         sigma is from the law inside `trained_on`; a share `plan_draws` of it is from this block's levels in the stored
         plan instead (ours): with few steps a block runs at levels that the law hardly ever draws.
         """
-        lo, hi = self.trained_on.lo, self.trained_on.hi
-        sigma = draw_levels(self.law, lo, hi, batch_size, generator, self.stratified)
+        lo, hi, shape = self.trained_on.lo, self.trained_on.hi, self.level_shape(batch_size)
+        sigma = draw_levels(self.law, lo, hi, math.prod(shape), generator, self.stratified).view(shape)
         if self.config.plan_draws:
-            which = torch.randint(len(self.plan_levels), (batch_size,), generator=generator)
-            planned = torch.rand(batch_size, generator=generator) < self.config.plan_draws
+            which = torch.randint(len(self.plan_levels), shape, generator=generator)
+            planned = torch.rand(shape, generator=generator) < self.config.plan_draws
             sigma = torch.where(planned, self.plan_levels[which], sigma)
         noise = self.draw_noise(batch_size, generator)
-        dropped = torch.rand(batch_size, generator=generator) < self.dropped_share
+        dropped = torch.rand(shape, generator=generator) < self.dropped_share
         return NoiseDraw(sigma, noise, dropped)
+
+    def level_shape(self, batch_size: int) -> tuple[int, ...]:
+        """Shape of a batch's noise levels."""
+        return (batch_size,)
 
     def draw_noise(self, batch_size: int, generator: torch.Generator) -> Tensor:
         """The noise of a batch's targets (B, *target shape), float32."""

@@ -27,7 +27,7 @@ class NoiseLevel:
     """What the hooks of one block see during one forward; a part that is None leaves the network as it is.
 
     Attributes:
-        modulation: (log_scale or None, shift) of every norm site, each (B, d).
+        modulation: (log_scale or None, shift) of every norm site, each (B, d), or (B, n, d) where it differs by token.
         token: the embedded noisy target (B, d), for a family in which it enters as a token.
         readout: (c_skip * z, c_out), (B, d) and (B, 1), for a readout of the preconditioned denoiser.
     """
@@ -71,7 +71,7 @@ class LevelSlot:
 
 
 class ScaleShift(torch.autograd.Function):
-    """out * exp(log_scale) + shift, per sample and channel, that keeps its result for the backward pass.
+    """out * exp(log_scale) + shift, per sample (or token) and channel, that keeps its result for the backward pass.
 
     The layer that reads the result keeps it too, so modulation adds nothing to the activations: autograd's own product
     would keep `out` besides, 2 of about 18 tensors a transformer layer keeps. The gradient of log_scale needs only
@@ -81,7 +81,7 @@ class ScaleShift(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, out: Tensor, log_scale: Tensor, shift: Tensor) -> Tensor:  # type: ignore[override]
-        """out (B, ..., d), log_scale and shift (B, 1.., d) -> (B, ..., d)."""
+        """out (B, ..., d), log_scale and shift (B, 1.., d) or out's shape -> (B, ..., d)."""
         scale = log_scale.exp()
         result = torch.addcmul(shift, out, scale)
         ctx.save_for_backward(result, scale, shift)
@@ -91,8 +91,8 @@ class ScaleShift(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor]:  # type: ignore[override]
         result, scale, shift = ctx.saved_tensors
         grad_shift, moment = grad, grad * result
-        if grad.ndim > 2:
-            inner = tuple(range(1, grad.ndim - 1))
+        inner = tuple(axis for axis in range(grad.ndim) if scale.shape[axis] == 1 < grad.shape[axis])
+        if inner:
             # Sums over many tokens are taken in fp32 whatever the norm's dtype.
             wide = torch.promote_types(grad.dtype, torch.float32)
             grad_shift = grad.sum(inner, keepdim=True, dtype=wide)
@@ -110,12 +110,15 @@ class Modulate:
         modulation = self.slot.require().modulation
         if modulation is None:
             return None
-        shape = (out.shape[0], *[1] * (out.ndim - 2), out.shape[-1])
-        log_scale, shift = modulation[self.site]
-        shift = shift.to(out.dtype).view(shape)
+        log_scale, shift = (None if part is None else _beside(part, out) for part in modulation[self.site])
         if log_scale is None:
             return out + shift
-        return ScaleShift.apply(out, log_scale.to(out.dtype).view(shape), shift)
+        return ScaleShift.apply(out, log_scale, shift)
+
+
+def _beside(part: Tensor, out: Tensor) -> Tensor:
+    """A part of the modulation (B, d) with 1s between for out (B, ..., d), in its dtype; (B, n, d) as it is."""
+    return part.to(out.dtype).view(len(part), *[1] * (out.ndim - part.ndim), *part.shape[1:])
 
 
 class LeanFeatures(nn.Module):

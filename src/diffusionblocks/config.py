@@ -204,11 +204,66 @@ class MaskedLmConfig(MaskingNoise, BlockwiseConfig):
     temperature: float = Field(1.0, gt=0, description="temperature of the distribution that tokens are drawn from")
 
 
+class CausalLmConfig(GaussianNoise, BlockwiseConfig):
+    """Blocks that continue a text token by token; z is a noisy embedding of the next token."""
+
+    family: Literal["causal-lm"] = Field("causal-lm", description="which family of networks the blocks are")
+
+    p_mean: float = Field(1.0, description="mean of log sigma in the noise law")
+    p_std: float = Field(1.0, gt=0, description="standard deviation of log sigma in the noise law")
+    gamma: float = Field(0.1, ge=0, description="overlap of the blocks' training intervals")
+
+    conditioning: Literal["lean", "scale-shift", "adaln"] = Field("lean", description="how norms see the noise level")
+
+    context: Literal["concat", "fused"] = Field(
+        "fused",
+        description="what a noisy token sees of those before it: their clean copies, in a sequence twice as long, or "
+        "tokens that carry the noisy ones with them",
+    )
+    noise_per: Literal["sequence", "token"] = Field("sequence", description="what has a noise level of its own")
+    targets: str = Field(
+        "random", description="frozen table of target embeddings: random, or a folder with a model to take them from"
+    )
+    targets_seed: int = Field(0, ge=0, description="seed of the random table")
+    z_dropout: float = Field(0.8, ge=0, le=1, description="share of training samples that see z = 0 for their target")
+
+    start: Literal["zero", "noise"] = Field("zero", description="state the chain starts from")
+    decoding: Literal["chain", "average"] = Field(
+        "average", description="the answer for a token: the chain's last, or the mean of all blocks' at z = 0"
+    )
+    bridge: Literal["sampled", "soft", "top-k", "hard"] = Field(
+        "sampled",
+        description="from a step's answer to the next z: by a token drawn from it, the mean target, that of the most "
+        "likely bridge_top_k, or the most likely one",
+    )
+    bridge_temperature: float = Field(1.0, gt=0, description="temperature of the answer in the bridge")
+    bridge_top_k: int = Field(8, ge=1, description="tokens that the bridge top-k keeps")
+    temperature: float = Field(1.0, gt=0, description="temperature of the distribution that tokens are drawn from")
+    top_p: float = Field(1.0, gt=0, le=1, description="tokens are drawn from the most likely that have this share")
+
+    @model_validator(mode="after")
+    def _noise_fits(self) -> "CausalLmConfig":
+        if self.context == "fused" and self.noise_per == "token":
+            raise InputError(
+                "noise_per",
+                self.noise_per,
+                "sequence where context=fused: the noisy tokens are seen with the clean ones, at one level",
+                "set context=concat",
+            )
+        return self
+
+
 PLAN = {"num_sampling_steps", "spacing", "allotment"}
-SAMPLING = PLAN | {"start", "decoding", "sampler", "guidance", "temperature"}
+BRIDGE = {"bridge", "bridge_temperature", "bridge_top_k"}
+SAMPLING = PLAN | BRIDGE | {"start", "decoding", "sampler", "guidance", "temperature", "top_p"}
 """Settings that say how trained blocks are run: of the plan, and of what is done with it."""
 
-CONFIGS: dict[str, type[BlockwiseConfig]] = {"vit": VitConfig, "dit": DitConfig, "masked-lm": MaskedLmConfig}
+CONFIGS: dict[str, type[BlockwiseConfig]] = {
+    "vit": VitConfig,
+    "dit": DitConfig,
+    "masked-lm": MaskedLmConfig,
+    "causal-lm": CausalLmConfig,
+}
 """The config class of each family."""
 
 
@@ -229,6 +284,20 @@ PAPER: dict[str, dict[str, Any]] = {
     },
     "dit": {"gamma": 0.05, "label_dropout": 0.1, "num_sampling_steps": 50, "sampler": "euler", "guidance": 2.0},
     "masked-lm": {"schedule": "linear", "gamma": 0.05, "conditioning": "adaln", "weight": "nelbo"},
+    "causal-lm": {
+        "p_mean": -1.2,
+        "p_std": 1.2,
+        "gamma": 0.1,
+        "conditioning": "adaln",
+        "context": "concat",
+        "noise_per": "token",
+        "sigma_data": 0.5,
+        "weight": "edm",
+        "z_dropout": 0.0,
+        "start": "noise",
+        "decoding": "chain",
+        "bridge": "soft",
+    },
 }
 """The paper's settings (Sections 3.3 and 4, Appendices B-D), as far as the blocks stay independent of each other."""
 

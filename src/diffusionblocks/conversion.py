@@ -64,9 +64,9 @@ def family_of(backbone: Any) -> type[Any]:
     known = []
     for family in FAMILIES:
         block_class = block_class_of(family)
-        if block_class.framework.takes(backbone, block_class.backbone_class):
+        if block_class.class_of(backbone) is not None:
             return block_class
-        known.append(block_class.backbone_class.__name__)
+        known += [one.__name__ for one in block_class.backbone_classes]
     name = type(backbone).__name__
     raise InputError("backbone", name, f"a {', '.join(known)} or its config", "other classes are not supported")
 
@@ -118,7 +118,7 @@ def assemble(
 def _build(block_class: type[Block], backbone_config: Any, part: range) -> nn.Module:
     """A fresh network with the layers of `part` alone."""
     framework = block_class.framework
-    network = framework.build(block_class.backbone_class, framework.shallow(backbone_config, part))
+    network = framework.build(block_class.class_of(backbone_config), framework.shallow(backbone_config, part))
     block_class.initialise(network)
     return network
 
@@ -134,12 +134,13 @@ def cut(backbone: Any, part: range, block_class: type[Block]) -> Any:
         shallow: Any = _build(block_class, block_class.framework.config_of(backbone), part)
     parameter = next(backbone.parameters())
     shallow = shallow.to(device=parameter.device, dtype=parameter.dtype)
-    state = _renumber(backbone.state_dict(), part, block_class.layers_path + ".")
-    first, known = f"{block_class.layers_path}.0.", shallow.state_dict()
+    path = block_class.path_of_layers(backbone)
+    state = _renumber(backbone.state_dict(), part, path + ".")
+    first, known = f"{path}.0.", shallow.state_dict()
     lost = sorted(name.removeprefix(first) for name in state if name.startswith(first) and name not in known)
     if part.start and lost:
         raise InputError(
-            f"{block_class.layers_path}.{part.start}",
+            f"{path}.{part.start}",
             ", ".join(lost),
             f"nothing that a {type(backbone).__name__} has not in its first layer, which this one would be of a block",
             "take num_blocks=1, or train from scratch: convert the config",
@@ -157,7 +158,8 @@ def check_layers(backbone: Any, block_class: type[Block]) -> None:
     Raises:
         InputError: the first such layer, by name, or a stack of another length than the config says.
     """
-    path, layers = block_class.layers_path, backbone.get_submodule(block_class.layers_path)
+    path = block_class.path_of_layers(backbone)
+    layers = backbone.get_submodule(path)
     config = block_class.framework.config_of(backbone)
     count = block_class.framework.num_layers(config)
     if len(layers) != count:

@@ -136,7 +136,7 @@ def load_block(folder: Path, config: BlockwiseConfig, index: int, targets: Tenso
         InputError: missing or broken files, or weights that do not fit config or targets.
     """
     block_class, part = block_class_of(config.family), folder / f"block-{index}"
-    backbone = block_class.framework.load(block_class.backbone_class, part)
+    backbone = block_class.framework.load(block_class.backbone_classes, part)
     with torch.random.fork_rng(devices=[]):  # building draws an initialisation that the loaded weights replace
         block = block_class(backbone, config, index, targets)
     checkpoint.load_added(block, part)

@@ -201,7 +201,7 @@ def _fake_unit(config: AnyRun, num_layers: int, mode: FakeTensorMode) -> nn.Modu
     block_class = family_of(base)
     targets = block_class.make_targets(blockwise, base)
     with mode, no_init_weights():
-        backbone = block_class.framework.build(block_class.backbone_class, base)
+        backbone = block_class.framework.build(block_class.class_of(base), base)
         if config.method != "blocks" and block_class.plain is not None:
             return block_class.plain(backbone)
         unit = block_class(backbone, blockwise, 0, None if targets is None else mode.from_tensor(targets))

@@ -23,7 +23,7 @@ def c_in(sigma: Tensor, sigma_data: float) -> Tensor:
 
 
 def scaled(z: Tensor, sigma: Tensor, sigma_data: float) -> Tensor:
-    """c_in * z: the noisy target as the network sees it; z (B, ...), sigma (B,)."""
+    """c_in * z: the noisy target as the network sees it; z (B, ...), sigma (B,), or (B, n) for z (B, n, ...)."""
     return per_sample(c_in(sigma, sigma_data), z) * z
 
 
@@ -38,5 +38,5 @@ def edm_weight(sigma: Tensor, sigma_data: float) -> Tensor:
 
 
 def per_sample(scaling: Tensor, like: Tensor) -> Tensor:
-    """A scaling (B,) shaped (B, 1, ..., 1) to multiply `like` (B, ...), cast once to its dtype and device."""
-    return scaling.to(dtype=like.dtype, device=like.device).reshape(-1, *[1] * (like.ndim - 1))
+    """A scaling (B,) or (B, n) with 1s added to its shape to multiply `like` (B, ...), cast once to its dtype."""
+    return scaling.to(dtype=like.dtype, device=like.device).reshape(*scaling.shape, *[1] * (like.ndim - scaling.ndim))

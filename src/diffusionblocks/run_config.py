@@ -5,7 +5,7 @@ from typing import Any, Literal, Self
 
 from pydantic import BaseModel, Field, model_validator
 
-from diffusionblocks.config import CONFIGS, BlockwiseConfig, DitConfig, MaskedLmConfig, VitConfig
+from diffusionblocks.config import CONFIGS, BlockwiseConfig, CausalLmConfig, DitConfig, MaskedLmConfig, VitConfig
 from diffusionblocks.errors import InputError
 from diffusionblocks.training.config import Budget, TrainingConfig
 
@@ -197,11 +197,28 @@ class MaskedLmRun(MaskedLmConfig, TextData, RunConfig):
     local_window: int = Field(128, ge=2, description="tokens that local attention sees")
 
 
+class CausalLmRun(CausalLmConfig, TextData, RunConfig):
+    """A language model that continues text."""
+
+    trunk_schedule: Literal["updates", "budget"] = Field(
+        "budget", description="what the learning rate follows over trunk and blocks"
+    )
+    intermediate_size: int | None = Field(None, ge=1, description="width of the gated MLP; default: 8/3 d")
+    init_std: float | None = Field(None, gt=0, description="deviation of initial weights; default: 0.8 / sqrt(d)")
+    tie_embeddings: bool = Field(False, description="whether the head has the weights of the embedding")
+
+
 ImageRun = VitRun | DitRun
-AnyRun = ImageRun | MaskedLmRun
+TextRun = MaskedLmRun | CausalLmRun
+AnyRun = ImageRun | TextRun
 """The settings of a run of any family."""
 
-RUN_CONFIGS: dict[str, type[AnyRun]] = {"vit": VitRun, "dit": DitRun, "masked-lm": MaskedLmRun}
+RUN_CONFIGS: dict[str, type[AnyRun]] = {
+    "vit": VitRun,
+    "dit": DitRun,
+    "masked-lm": MaskedLmRun,
+    "causal-lm": CausalLmRun,
+}
 """The settings class of each family."""
 
 

@@ -38,12 +38,28 @@ def random_table(num_classes: int, dim: int, seed: int) -> Tensor:
         InputError: a width too small for that (3 classes in 1 dimension).
     """
     _check_classes(num_classes)
-    table = torch.randn(num_classes, dim, generator=keyed_generator(seed, "targets"), dtype=torch.float64)
+    return centred_unit(torch.randn(num_classes, dim, generator=keyed_generator(seed, "targets"), dtype=torch.float64))
+
+
+def centred_unit(table: Tensor) -> Tensor:
+    """The rows (K, dim) as unit vectors whose mean is 0: centred and normalised in turn until both hold.
+
+    Args:
+        table: vectors in general, such as the embeddings of a trained model.
+
+    Returns:
+        (K, dim) float32.
+
+    Raises:
+        InputError: vectors that cannot be (3 in 1 dimension; two that are the same as their mean).
+    """
+    table = table.double()
     for _ in range(1000):
         table = functional.normalize(table - table.mean(dim=0), dim=1)
-        if table.mean(dim=0).abs().max() < 1e-9:
+        if table.mean(dim=0).abs().max() < 1e-9 and (table.norm(dim=1) - 1).abs().max() < 1e-9:
             return table.float()
-    raise InputError("dim", dim, f"a width in which {num_classes} unit vectors can be centred", "take a larger one")
+    expected = f"a width in which {len(table)} unit vectors can be centred"
+    raise InputError("dim", table.shape[1], expected, "take a larger one, or other vectors")
 
 
 def component_std(table: Tensor) -> float:

@@ -13,7 +13,7 @@ from diffusionblocks.data.latents import LatentSet
 from diffusionblocks.data.lazy import ImageSource
 from diffusionblocks.data.order import batch_rows
 from diffusionblocks.data.text import TokenSet
-from diffusionblocks.families.masked_lm import MASK, PAD
+from diffusionblocks.marks import MASK, PAD, before
 from diffusionblocks.randomness import key_seed
 
 
@@ -110,6 +110,19 @@ class TextBatches:
     def batch(self, rows: Sequence[tuple[int, int]], seed: int, block: int) -> tuple[Tensor, Tensor]:
         tokens, valid = self.token_set.rows(torch.tensor([index for _, index in rows]))
         return torch.where(valid, MASK, PAD), tokens
+
+
+@dataclass(frozen=True)
+class NextTokenBatches:
+    """What is before each token of a window as inputs, and the tokens as targets, int64 (n, seq_len): see `before`."""
+
+    token_set: TokenSet
+
+    def __len__(self) -> int:
+        return len(self.token_set)
+
+    def batch(self, rows: Sequence[tuple[int, int]], seed: int, block: int) -> tuple[Tensor, Tensor]:
+        return before(*self.token_set.rows(torch.tensor([index for _, index in rows])))
 
 
 def _augment_keys(rows: Sequence[tuple[int, int]], seed: int, block: int) -> list[tuple[int, int, int]]:

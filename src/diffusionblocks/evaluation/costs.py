@@ -17,10 +17,11 @@ from rich.progress import track
 from torch import Tensor, nn
 
 from diffusionblocks.data.batches import TensorBatches
+from diffusionblocks.marks import before
 from diffusionblocks.memory import MemoryReport
 from diffusionblocks.model import BlockwiseModel
 from diffusionblocks.randomness import keyed_generator
-from diffusionblocks.run_config import AnyRun, MaskedLmRun
+from diffusionblocks.run_config import AnyRun, MaskedLmRun, TextRun
 from diffusionblocks.training.data import empty_batch
 from diffusionblocks.training.networks import blockwise_of, build_units
 from diffusionblocks.training.step import make_optimizer, train_step
@@ -59,9 +60,11 @@ def random_batches(config: AnyRun) -> TensorBatches:
         return torch.randint(0, known or 1, tensor.shape, generator=generator)
 
     x, y = empty_batch(config)
-    if isinstance(config, MaskedLmRun):  # x says which tokens are to be found: all
+    if isinstance(config, TextRun):
         known = config.vocab_size
-        return TensorBatches(x, filled(y))
+        y = filled(y)
+        # In one family x says which tokens are to be found: all; in the other it has those before each.
+        return TensorBatches(*(x, y) if isinstance(config, MaskedLmRun) else before(y, torch.ones_like(y).bool()))
     known = config.num_classes
     return TensorBatches(filled(x), filled(y))
 

@@ -16,7 +16,8 @@ from diffusionblocks.evaluation.judge import load_judge
 from diffusionblocks.evaluation.likelihood import LanguageModel, LikelihoodOptions, evaluate_likelihood, networks_of
 from diffusionblocks.evaluation.text_mauve import HiddenFeatures
 from diffusionblocks.evaluation.text_scores import score_texts
-from diffusionblocks.families.masked_lm import MASK, MaskedLmEnsemble, check_sampling, generate
+from diffusionblocks.families.masked_lm import MaskedLmEnsemble, check_sampling, generate
+from diffusionblocks.marks import MASK
 from diffusionblocks.memory import forward_memory
 
 EXAMPLES = 8

@@ -20,14 +20,13 @@ from torch import Tensor
 from diffusionblocks.data.text import TokenSet
 from diffusionblocks.errors import InputError
 from diffusionblocks.families.masked_lm import (
-    MASK,
-    PAD,
     MaskedLmBlock,
     MaskedLmEnsemble,
     Network,
     cross_entropy,
     masked_at,
 )
+from diffusionblocks.marks import MASK, PAD
 from diffusionblocks.model import BlockwiseModel
 from diffusionblocks.noise import NoiseLaw, masses
 from diffusionblocks.partition import Interval

@@ -15,7 +15,8 @@ from diffusionblocks.config import read_json
 from diffusionblocks.data.tokenizers import Tokenizer, load_tokenizer
 from diffusionblocks.errors import InputError
 from diffusionblocks.evaluation.opening import open_blocks
-from diffusionblocks.families.masked_lm import MASK, PAD, check_sampling, generate
+from diffusionblocks.families.masked_lm import check_sampling, generate
+from diffusionblocks.marks import MASK, PAD
 from diffusionblocks.training.data import TOKENIZER_FOLDER
 from diffusionblocks.training.run import CONFIG_FILE
 

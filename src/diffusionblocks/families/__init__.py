@@ -10,6 +10,7 @@ FAMILIES = {
     "vit": ("vit", "VitBlock", "transformers"),
     "dit": ("dit", "DitBlock", "diffusers"),
     "masked-lm": ("masked_lm", "MaskedLmBlock", "transformers"),
+    "causal-lm": ("causal_lm", "CausalLmBlock", "transformers"),
 }
 """Of each family that a config can name: its file, its block class, and the package that its networks are from."""
 

@@ -30,7 +30,7 @@ class DitBlock(Block):
 
     family = "dit"
     framework = DIFFUSERS
-    backbone_class = DiTTransformer2DModel
+    backbone_classes = (DiTTransformer2DModel,)
     layers_path = "transformer_blocks"
     config: DitConfig
 

@@ -21,12 +21,10 @@ from transformers.generation.utils import GenerateDecoderOnlyOutput
 from diffusionblocks.block import Block, BlockLoader, NoiseDraw, held
 from diffusionblocks.config import MaskedLmConfig
 from diffusionblocks.errors import InputError
+from diffusionblocks.marks import MASK, PAD
 from diffusionblocks.noise import NoiseLaw, masses
 from diffusionblocks.randomness import keyed_generator
 from diffusionblocks.sampling import PlanStep, SamplingPlan
-
-PAD, MASK = -1, -2
-"""In place of token ids: there is no token; the token is to be found."""
 
 Network = Callable[[Tensor, Tensor, Tensor], Tensor]
 """Logits (B, n, V) from (x, z, sigma): a block, or an ensemble."""
@@ -39,7 +37,7 @@ class MaskedLmBlock(Block):
     """
 
     family = "masked-lm"
-    backbone_class = ModernBertForMaskedLM
+    backbone_classes = (ModernBertForMaskedLM,)
     layers_path = "model.layers"
     stratified = True
 

@@ -110,7 +110,7 @@ class VitBlock(Block):
     """A block of a ViT classifier; see `Block` for arguments."""
 
     family = "vit"
-    backbone_class = ViTForImageClassification
+    backbone_classes = (ViTForImageClassification,)
     layers_path = LAYERS_PATH
     has_targets = True
     plain = PlainVit

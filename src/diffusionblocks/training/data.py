@@ -14,7 +14,14 @@ from torch import Tensor
 from diffusionblocks import checkpoint
 from diffusionblocks.config import read_json
 from diffusionblocks.data.augment import RandAugment
-from diffusionblocks.data.batches import Batches, GenerationBatches, ImageBatches, LatentBatches, TextBatches
+from diffusionblocks.data.batches import (
+    Batches,
+    GenerationBatches,
+    ImageBatches,
+    LatentBatches,
+    NextTokenBatches,
+    TextBatches,
+)
 from diffusionblocks.data.images import ImageSet, absent_classes, check_trainable
 from diffusionblocks.data.latents import LatentSet
 from diffusionblocks.data.moments import mean_and_std
@@ -22,8 +29,8 @@ from diffusionblocks.data.sources import load_images
 from diffusionblocks.data.text import TokenSet, load_text
 from diffusionblocks.data.tokenizers import load_tokenizer
 from diffusionblocks.errors import InputError
-from diffusionblocks.families.masked_lm import MASK
-from diffusionblocks.run_config import AnyRun, DitRun, ImageRun, MaskedLmRun
+from diffusionblocks.marks import MASK, before
+from diffusionblocks.run_config import AnyRun, CausalLmRun, DitRun, ImageRun, MaskedLmRun, TextRun
 
 FACTS_FILE = "data.json"
 TOKENIZER_FOLDER = "tokenizer"
@@ -117,10 +124,10 @@ def load_split(config: AnyRun, split: str, run_dir: Path | None = None) -> Data:
     Raises:
         InputError: what the data are and what the recipe expects.
     """
-    return _load_text(config, split, run_dir) if isinstance(config, MaskedLmRun) else _load_images(config, split)
+    return _load_text(config, split, run_dir) if isinstance(config, TextRun) else _load_images(config, split)
 
 
-def _load_text(config: MaskedLmRun, split: str, run_dir: Path | None) -> TokenSet:
+def _load_text(config: TextRun, split: str, run_dir: Path | None) -> TokenSet:
     kept = None if run_dir is None else run_dir / TOKENIZER_FOLDER
     return load_text(
         config.data,
@@ -164,6 +171,9 @@ def empty_batch(config: AnyRun) -> tuple[Tensor, Tensor]:
     if isinstance(config, MaskedLmRun):
         shape = config.batch_size, config.seq_len
         return torch.full(shape, MASK), torch.zeros(shape, dtype=torch.long)
+    if isinstance(config, CausalLmRun):
+        shape = config.batch_size, config.seq_len
+        return before(torch.zeros(shape, dtype=torch.long), torch.ones(shape, dtype=torch.bool))
     images = torch.empty(config.batch_size, config.num_channels, config.image_size, config.image_size)
     labels = torch.zeros(config.batch_size, dtype=torch.long)
     return (labels, images) if isinstance(config, DitRun) else (images, labels)
@@ -175,9 +185,9 @@ def training_batches(config: AnyRun, data: Data) -> tuple[Batches, Sequence[str]
     Raises:
         InputError: a classifier's data with one class alone.
     """
-    if isinstance(config, MaskedLmRun):
+    if isinstance(config, TextRun):
         assert isinstance(data, TokenSet)
-        return TextBatches(data), ()
+        return TextBatches(data) if isinstance(config, MaskedLmRun) else NextTokenBatches(data), ()
     assert not isinstance(data, TokenSet)
     if isinstance(config, DitRun):
         absent = absent_classes(data.labels, data.classes)

@@ -3,7 +3,7 @@
 from typing import Any
 
 from torch import nn
-from transformers import ModernBertConfig, ViTConfig
+from transformers import LlamaConfig, ModernBertConfig, ViTConfig
 
 from diffusionblocks.block import Block
 from diffusionblocks.config import BlockwiseConfig
@@ -11,7 +11,7 @@ from diffusionblocks.conversion import build_block, with_measured_scale
 from diffusionblocks.errors import InputError
 from diffusionblocks.families import block_class_of
 from diffusionblocks.randomness import seeded
-from diffusionblocks.run_config import AnyRun, DitRun, ImageRun, MaskedLmRun
+from diffusionblocks.run_config import AnyRun, CausalLmRun, DitRun, ImageRun, MaskedLmRun, TextRun
 from diffusionblocks.training.data import DataFacts
 
 
@@ -27,7 +27,9 @@ def backbone_config(config: AnyRun, depth: int, facts: DataFacts | None = None) 
         InputError: a number of classes that neither settings nor facts say.
     """
     if isinstance(config, MaskedLmRun):
-        return _text_config(config, depth, facts)
+        return _bidirectional_config(config, depth, facts)
+    if isinstance(config, CausalLmRun):
+        return _causal_config(config, depth, facts)
     names = _class_names(config, facts)
     if isinstance(config, DitRun):
         return {
@@ -56,11 +58,35 @@ def backbone_config(config: AnyRun, depth: int, facts: DataFacts | None = None) 
     )
 
 
-def _text_config(config: MaskedLmRun, depth: int, facts: DataFacts | None) -> ModernBertConfig:
-    """One more token than the tokenizer has: the mask."""
+def _vocab_size(config: TextRun, facts: DataFacts | None) -> int:
     vocab_size = config.vocab_size if facts is None else facts.vocab_size
     if vocab_size is None:
         raise InputError("vocab_size", None, "a number, where the data are not read", "set vocab_size")
+    return vocab_size
+
+
+def _causal_config(config: CausalLmRun, depth: int, facts: DataFacts | None) -> LlamaConfig:
+    """One more token than the tokenizer has: the beginning."""
+    vocab_size = _vocab_size(config, facts)
+    return LlamaConfig(
+        vocab_size=vocab_size + 1,
+        hidden_size=config.hidden_size,
+        intermediate_size=config.intermediate_size or round(config.hidden_size * 8 / 3),
+        num_hidden_layers=depth,
+        num_attention_heads=config.num_heads,
+        max_position_embeddings=config.seq_len,
+        initializer_range=config.init_std or 0.8 * config.hidden_size**-0.5,
+        tie_word_embeddings=config.tie_embeddings,
+        attention_dropout=config.dropout,
+        bos_token_id=vocab_size,
+        eos_token_id=None,
+        pad_token_id=None,
+    )
+
+
+def _bidirectional_config(config: MaskedLmRun, depth: int, facts: DataFacts | None) -> ModernBertConfig:
+    """One more token than the tokenizer has: the mask."""
+    vocab_size = _vocab_size(config, facts)
     kinds = ["sliding_attention" if layer % config.global_every else "full_attention" for layer in range(depth)]
     rotary = {"rope_type": "default", "rope_theta": 10_000.0}
     return ModernBertConfig(
@@ -139,6 +165,6 @@ def _member(network: Block, number: int) -> Block:
     return network
 
 
-def _plain(plain: Any, base: ViTConfig, seed: int, index: int, name: str) -> nn.Module:
+def _plain(plain: Any, base: Any, seed: int, index: int, name: str) -> nn.Module:
     with seeded("cpu", seed, "backbone", index):
         return plain.build(base, index, name)

@@ -1,0 +1,426 @@
+"""Generation with autoregressive language models: token by token, each by a chain over the blocks or by their average.
+
+A `Reader` is a network at one noise level with the keys and values of the places that it has read. In concat these are
+the clean places, which no level changes, so all steps of a block share them. In fused they carry noisy tokens: once a
+token is chosen, the place before it is read again with the token's own noisy target, in the same call as the next
+place. All noise is keyed by (seed, number of the text, position, step), so neither the cache, nor padding, nor the
+texts beside it change a text.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import DynamicCache
+
+from diffusionblocks.config import CausalLmConfig
+from diffusionblocks.errors import InputError
+from diffusionblocks.families.causal_lm import CausalLmBlock, PlainCausalLm, attention_masks, average
+from diffusionblocks.marks import BEGIN, PAD
+from diffusionblocks.randomness import keyed_generator
+from diffusionblocks.sampling import PlanStep, SamplingPlan
+
+
+@dataclass(frozen=True)
+class Decoding:
+    """How tokens are chosen.
+
+    Attributes:
+        max_new_tokens: tokens after the prompt.
+        decoding: "average" of the blocks at z = 0, or the "chain" over the plan.
+        start: of the chain: z = 0 in its first step, or "noise".
+        bridge: from a step's answer to the next z: "sampled", "soft", "top-k" or "hard".
+        bridge_temperature: of the answer in the bridge.
+        bridge_top_k: tokens that "top-k" keeps.
+        temperature: of the distribution that the token is drawn from.
+        top_p: share of the most likely tokens that it is drawn from.
+        stop: a token that ends a text; None: no token does.
+        seed: text number k has the randomness of (seed, k).
+        cache: whether keys and values are kept from token to token.
+        stale: in fused, whether a place keeps the keys and values of the z with which its token was found, which costs
+            no second reading and is not what was trained (an ablation).
+
+    Raises:
+        InputError: a value out of range.
+    """
+
+    max_new_tokens: int = 64
+    decoding: str = "average"
+    start: str = "zero"
+    bridge: str = "sampled"
+    bridge_temperature: float = 1.0
+    bridge_top_k: int = 8
+    temperature: float = 1.0
+    top_p: float = 1.0
+    stop: int | None = None
+    seed: int = 0
+    cache: bool = True
+    stale: bool = False
+
+    def __post_init__(self) -> None:
+        choices = {
+            "decoding": ("average", "chain"),
+            "start": ("zero", "noise"),
+            "bridge": ("sampled", "soft", "top-k", "hard"),
+        }
+        for name, known in choices.items():
+            if getattr(self, name) not in known:
+                raise InputError(name, getattr(self, name), f"one of {', '.join(known)}")
+        for name in ("temperature", "bridge_temperature"):
+            value = getattr(self, name)
+            if not (math.isfinite(value) and value > 0):
+                raise InputError(name, value, "a finite number above 0")
+        for name in ("max_new_tokens", "bridge_top_k"):
+            if getattr(self, name) < 1:
+                raise InputError(name, getattr(self, name), "a whole number of at least 1")
+        if not 0 < self.top_p <= 1:
+            raise InputError("top_p", self.top_p, "a share above 0 and at most 1")
+        if self.stale and not self.cache:
+            raise InputError("stale", True, "cache=True: without a cache no place keeps anything")
+
+    @classmethod
+    def of(cls, config: CausalLmConfig, **options: Any) -> "Decoding":
+        """Options that are given (None: not), and what the config says about the others.
+
+        Raises:
+            InputError: an unknown option, or a value out of range.
+        """
+        unknown = options.keys() - cls.__dataclass_fields__.keys()
+        if unknown:
+            raise InputError("option", sorted(unknown), f"one of {', '.join(cls.__dataclass_fields__)}")
+        stored = {name: getattr(config, name) for name in cls.__dataclass_fields__ if hasattr(config, name)}
+        return cls(**{**stored, **{name: value for name, value in options.items() if value is not None}})
+
+
+@dataclass
+class Texts:
+    """A batch of texts that grow: BEGIN and the prompt, after padding, then what is generated.
+
+    Attributes:
+        tokens: (B, t), PAD before a shorter prompt's beginning.
+        pads: (B,) how many of a text's places are padding.
+        numbers: the texts' numbers, which key their noise.
+        steps, width: steps of the plan, and width of the targets, that noise is drawn for.
+        seed: keys the noise with them.
+    """
+
+    tokens: Tensor
+    pads: Tensor
+    numbers: range
+    steps: int
+    width: int
+    seed: int
+    _drawn: dict[tuple[int, int], "Noise"] = field(default_factory=dict)
+
+    def place(self, first: int, last: int) -> Tensor:
+        """Positions (B, last - first) of columns in their texts; 0 in the padding."""
+        return (torch.arange(first, last, device=self.tokens.device) - self.pads[:, None]).clamp(min=0)
+
+    def noise(self, column: int) -> list["Noise"]:
+        """The randomness of each text's token in a column."""
+        keys = [(k, column - pad) for k, pad in zip(self.numbers, self.pads.tolist(), strict=True)]
+        for key in keys:
+            if key not in self._drawn:
+                self._drawn[key] = Noise.drawn(self.seed, *key, self.steps, self.width)
+        return [self._drawn[key] for key in keys]
+
+
+@dataclass(frozen=True)
+class Noise:
+    """The randomness of one token of a text.
+
+    Attributes:
+        chance: (1 + steps,) float64, uniform: which token is drawn at the end, and in each step's bridge.
+        start: (width,) of the chain's start.
+        bridge: (steps, width) of the way from each step to the next.
+        context: (steps, width) of the noisy target that later places look back on.
+    """
+
+    chance: Tensor
+    start: Tensor
+    bridge: Tensor
+    context: Tensor
+
+    @classmethod
+    def drawn(cls, seed: int, number: int, position: int, steps: int, width: int) -> "Noise":
+        generator = keyed_generator(seed, "token", number, position)
+        chance = torch.rand(1 + steps, dtype=torch.float64, generator=generator)
+        rest = torch.randn(1 + 2 * steps, width, generator=generator) if steps else torch.zeros(1, width)
+        return cls(chance, rest[0], rest[1 : 1 + steps], rest[1 + steps :])
+
+
+class Memory:
+    """Keys and values of the places that a network has read, and of which."""
+
+    def __init__(self) -> None:
+        self.clear()
+
+    def clear(self) -> None:
+        """Forget all of it."""
+        self.cache, self.filled = DynamicCache(), 0
+
+
+@dataclass
+class Reader:
+    """A network at a noise level, with its memory.
+
+    Attributes:
+        network: a block, or a plain network.
+        sigma: the level; of no account for a plain network.
+        number: which step of the plan it is; None where z = 0 in every place.
+        memory: what it has read; readers of the same clean places share it.
+    """
+
+    network: Any
+    sigma: float
+    number: int | None
+    memory: Memory
+
+    def read(self, texts: Texts, z: Tensor | None, stale: bool = False) -> Tensor:
+        """Logits (B, V) of the next token, after what is new in the texts has been read.
+
+        Args:
+            texts: the texts.
+            z: noisy targets (B, target_dim) of the next token; None: 0.
+            stale: see `Decoding`.
+        """
+        tokens, first, last = texts.tokens, self.memory.filled, texts.tokens.shape[1]
+        network, size = self.network, len(texts.tokens)
+        if isinstance(network, PlainCausalLm):
+            embeds, places, kept = network.embed(tokens[:, first:]), texts.place(first, last), last
+            states = self._attend(texts, embeds, places, kept)
+            return network.head(states)
+        sigma = torch.full((size,), self.sigma, dtype=torch.float64, device=tokens.device)
+        width = network.targets.shape[1]
+        asked = (tokens.new_zeros(size, width, dtype=torch.float32) if z is None else z)[:, None]
+        if not network.is_fused:
+            clean, noisy = network.embed(tokens[:, first:]), network.enter(asked, sigma)
+            embeds = torch.cat([clean, noisy.to(clean.dtype)], dim=1)
+            with network.at(asked, sigma, clean.shape[1]):
+                return network.head(self._attend(texts, embeds, texts.place(first, last + 1), last))
+        if self.number is None:  # z = 0 in every place: a place is read once
+            mixed, kept = asked.new_zeros(size, last - first, width), last
+        else:
+            found = [self._looked_back(texts, column) for column in range(first + 1, last)]
+            mixed, kept = torch.stack([*found, asked[:, 0]], dim=1), last if stale else last - 1
+        embeds = network.embed(tokens[:, first:]) + network.enter(mixed, sigma)
+        with network.at(mixed, sigma):
+            return network.head(self._attend(texts, embeds, texts.place(first, last), kept))
+
+    def _looked_back(self, texts: Texts, column: int) -> Tensor:
+        """The noisy targets (B, target_dim) of the tokens in a column, as later places see them."""
+        eps = torch.stack([noise.context[self.number] for noise in texts.noise(column)])
+        tokens = texts.tokens[:, column]
+        return self.network.targets[tokens.clamp(min=0)] + self.sigma * eps.to(tokens.device)
+
+    def _attend(self, texts: Texts, embeds: Tensor, places: Tensor, kept: int) -> Tensor:
+        """The last hidden state (B, d) after places (B, k) that follow those in memory, of which the first `kept` stay.
+
+        Each sees those before it and itself, without padding.
+        """
+        memory, count = self.memory, embeds.shape[1]
+        base: Any = self.network.backbone.base_model
+        masks, total = None, memory.filled + count
+        if bool(texts.pads.any()):
+            column = torch.arange(total, device=embeds.device)
+            visible = (column[memory.filled :, None] >= column)[None] & (column >= texts.pads[:, None])[:, None]
+            # In concat a column more than there are tokens: the place that is asked.
+            keys = (column - texts.pads[:, None]).clamp(min=0)
+            masks = attention_masks(self.network.backbone.config, visible, places, keys, embeds.dtype)
+        states = base(
+            inputs_embeds=embeds, attention_mask=masks, position_ids=places, cache=memory.cache, use_cache=True
+        ).last_hidden_state[:, -1]
+        if total > kept:
+            memory.cache.crop(kept - total)
+        memory.filled = kept
+        return states
+
+
+def readers_of(networks: Sequence[Any], plan: SamplingPlan, how: Decoding) -> list[Reader]:
+    """The readers of a decoding, in order: of each network at z = 0, or of each step of the plan."""
+    firsts = plan.first_sigmas()
+    if how.decoding == "average":
+        return [Reader(network, firsts.get(k, 0.0), None, Memory()) for k, network in enumerate(networks)]
+    of_block = [Memory() for _ in networks]
+    readers = []
+    for number, step in enumerate(plan.steps):
+        network = networks[step.block]
+        free = number == 0 and how.start == "zero"
+        readers.append(
+            Reader(
+                network, step.sigma, None if free else number, Memory() if network.is_fused else of_block[step.block]
+            )
+        )
+    return readers
+
+
+@torch.no_grad()
+def generate(
+    networks: Sequence[Any],
+    x: Tensor,
+    plan: SamplingPlan,
+    *,
+    batch_size: int = 64,
+    advance: Callable[[int], None] = lambda tokens: None,
+    **options: Any,
+) -> Tensor:
+    """Go on after prompts, token by token.
+
+    Args:
+        networks: all blocks in order; or plain networks, whose log-probabilities are averaged.
+        x: prompts (N, n), n may be 0; PAD before those that are shorter.
+        plan: the steps of the chain.
+        batch_size: texts at a time.
+        advance: called with the number of texts after each token, to show progress.
+        **options: of `Decoding`; what is not given is as the blocks' config says.
+
+    Returns:
+        Token ids (N, n + max_new_tokens) on the CPU: the prompts as they are, then what was generated; PAD after the
+        token `stop`.
+
+    Raises:
+        InputError: options out of range, a prompt too long or with ids that are not there, padding elsewhere.
+    """
+    first = networks[0]
+    how = Decoding.of(first.config, **options) if isinstance(first, CausalLmBlock) else plain_decoding(**options)
+    if how.stale and not (isinstance(first, CausalLmBlock) and first.is_fused):
+        raise InputError("stale", True, "blocks with context=fused: others have nothing that grows stale")
+    x = check_prompts(x.cpu(), first, how.max_new_tokens)
+    batches = [range(start, min(start + batch_size, len(x))) for start in range(0, len(x), batch_size)]
+    return torch.cat([_generated(networks, x[rows.start : rows.stop], rows, plan, how, advance) for rows in batches])
+
+
+def plain_decoding(**options: Any) -> Decoding:
+    """How plain networks decode: their average, which for one is its own answer.
+
+    Raises:
+        InputError: the options of a chain, which they do not have.
+    """
+    given = {name: value for name, value in options.items() if value is not None}
+    foreign = sorted(given.keys() & {"start", "bridge", "bridge_temperature", "bridge_top_k", "stale"})
+    if foreign or given.get("decoding", "average") != "average":
+        raise InputError(foreign[0] if foreign else "decoding", given.get("decoding"), "a run of blocks")
+    try:
+        return Decoding(**given)
+    except TypeError as error:
+        raise InputError("option", sorted(given), f"those of Decoding ({error})") from None
+
+
+def _generated(
+    networks: Sequence[Any], x: Tensor, numbers: range, plan: SamplingPlan, how: Decoding, advance: Callable[[int], Any]
+) -> Tensor:
+    """One batch of `generate`."""
+    device = next(networks[0].parameters()).device
+    chain = how.decoding == "chain"
+    readers = readers_of(networks, plan, how)
+    # The beginning is next to the prompt, and padding before it.
+    pads, column = (x == PAD).sum(dim=1), torch.arange(1 + x.shape[1])
+    tokens = torch.cat([torch.full((len(x), 1), PAD), x], dim=1).masked_fill(column == pads[:, None], BEGIN)
+    width = networks[0].targets.shape[1] if chain else 1
+    texts = Texts(tokens.to(device), pads.to(device), numbers, len(plan.steps) if chain else 0, width, how.seed)
+    ended = torch.zeros(len(x), dtype=torch.bool)
+    for _ in range(how.max_new_tokens):
+        if not how.cache:
+            for reader in readers:
+                reader.memory.clear()
+        noise = texts.noise(texts.tokens.shape[1])
+        log_probs = _chain(readers, texts, plan, how, noise) if chain else average([r.read(texts, None) for r in readers])
+        chance = torch.stack([one.chance[0] for one in noise])
+        token = drawn(log_probs.double().cpu() / how.temperature, chance, how.top_p)
+        token = torch.where(ended, PAD, token)
+        ended |= token == (PAD if how.stop is None else how.stop)
+        texts.tokens = torch.cat([texts.tokens, token[:, None].to(device)], dim=1)
+        advance(len(x))
+        if bool(ended.all()):
+            break
+    found = texts.tokens[:, 1 + x.shape[1] :].cpu()
+    rest = torch.full((len(x), how.max_new_tokens - found.shape[1]), PAD)
+    return torch.cat([x, found, rest], dim=1)
+
+
+def _chain(
+    readers: Sequence[Reader], texts: Texts, plan: SamplingPlan, how: Decoding, noise: Sequence[Noise]
+) -> Tensor:
+    """Log-probabilities (B, V) of the next token after the last step of the plan."""
+    device = texts.tokens.device
+    z: Tensor | None = None
+    if how.start == "noise":
+        z = plan.steps[0].sigma * torch.stack([one.start for one in noise]).to(device)
+    log_probs = torch.zeros(0)
+    for number, (reader, step) in enumerate(zip(readers, plan.steps, strict=True)):
+        log_probs = reader.read(texts, z, how.stale).float().log_softmax(dim=-1)
+        if step.sigma_next > 0:
+            eps = torch.stack([one.bridge[number] for one in noise]).to(device)
+            chance = torch.stack([one.chance[1 + number] for one in noise])
+            z = bridged(log_probs, z, step, reader.network.targets, how, chance, eps)
+    return log_probs
+
+
+def bridged(
+    log_probs: Tensor, z: Tensor | None, step: PlanStep, table: Tensor, how: Decoding, chance: Tensor, eps: Tensor
+) -> Tensor:
+    """z (B, target_dim) at the next level, from a step's answer.
+
+    "sampled" is the ancestral step with a token drawn from the answer: exact for exact answers at any number of steps.
+    The others are Euler's step with the mean target of what they keep.
+
+    Args:
+        log_probs: the answer (B, V).
+        z: noisy targets before the step; None: none yet, as at an infinite level.
+        step: its levels.
+        table: targets (V, target_dim).
+        how: bridge, bridge_temperature and bridge_top_k.
+        chance: (B,) float64, which token is drawn.
+        eps: (B, target_dim), unit normal.
+    """
+    tempered = log_probs / how.bridge_temperature
+    if how.bridge == "sampled":
+        target = table[drawn(tempered.double().cpu(), chance).to(table.device)]
+        ratio = 0.0 if z is None else (step.sigma_next / step.sigma) ** 2
+        rest = target if z is None else ratio * z + (1.0 - ratio) * target
+        return rest + step.sigma_next * math.sqrt(1.0 - ratio) * eps
+    kept = how.bridge_top_k if how.bridge == "top-k" else 1 if how.bridge == "hard" else tempered.shape[-1]
+    values, which = tempered.topk(min(kept, tempered.shape[-1]), dim=-1)
+    target = (values.softmax(dim=-1)[..., None] * table[which]).sum(dim=-2)
+    share = step.sigma_next / step.sigma
+    return (1.0 - share) * target if z is None else share * z + (1.0 - share) * target
+
+
+def drawn(log_probs: Tensor, chance: Tensor, top_p: float = 1.0) -> Tensor:
+    """One token (B,) of each distribution, in float64.
+
+    Args:
+        log_probs: (B, V), up to a constant.
+        chance: (B,) uniform.
+        top_p: the most likely tokens are kept, as few as have this share together.
+    """
+    probs, tokens = log_probs.double().softmax(dim=-1).sort(dim=-1, descending=True, stable=True)
+    before = probs.cumsum(dim=-1) - probs
+    probs = probs.masked_fill(before >= top_p, 0.0)
+    below = probs.cumsum(dim=-1)
+    # The sum of all is 1 but for rounding, and a chance is below 1.
+    place = torch.searchsorted(below, (chance * below[:, -1])[:, None], right=True)
+    last = (probs > 0).sum(dim=-1, keepdim=True) - 1
+    return tokens.gather(1, torch.minimum(place, last))[:, 0]
+
+
+def check_prompts(x: Tensor, network: Any, max_new_tokens: int) -> Tensor:
+    """Refuse prompts that are no (N, n) ids, that leave no room for new tokens, or with padding after a token."""
+    if x.ndim != 2 or x.is_floating_point() or not len(x):
+        raise InputError("x", tuple(x.shape), "prompts, token ids (N, n)")
+    room = network.seq_len - x.shape[1]
+    if max_new_tokens > room:
+        todo = f"at most {room} new tokens fit" if room > 0 else "shorten the prompt"
+        raise InputError(
+            "max_new_tokens", max_new_tokens, f"with a prompt of {x.shape[1]} at most seq_len={network.seq_len}", todo
+        )
+    size = network.vocabulary.size
+    outside = x[(x != PAD) & ((x < 0) | (x >= size))]
+    if len(outside):
+        raise InputError("token ids", int(outside[0]), f"ids in 0..{size - 1}, or PAD = {PAD} before a prompt")
+    if bool(((x[:, 1:] == PAD) & (x[:, :-1] != PAD)).any()):
+        raise InputError("x", "padding after a token", "padding before the prompts alone", "pad on the left")
+    return x

@@ -1,0 +1,393 @@
+"""Autoregressive language models with decoders of `transformers`: x is the text before each token, y the token.
+
+z is a noisy embedding of y, from a frozen table of targets. There are two ways for a token to see what is before it:
+
+* `context="concat"` (the paper's): the clean tokens, then a noisy place for each y. A noisy place sees the clean tokens
+  before its y, and itself. Clean tokens are not modulated, so their keys and values are the same at any noise level.
+* `context="fused"` (ours): one place for each y has the token before y with z mixed in, under the network's own causal
+  attention. The places before it carry noisy versions of tokens that it sees anyway. Half the length, so half the cost.
+
+At z = 0 a block answers without noise: its answer is a distribution of the next token with an exact likelihood.
+"""
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+import safetensors
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from transformers import GPTNeoXForCausalLM, LlamaForCausalLM, PreTrainedModel, Qwen2ForCausalLM, Qwen3ForCausalLM
+from transformers.generation.utils import GenerateDecoderOnlyOutput
+
+from diffusionblocks import precondition, targets
+from diffusionblocks.backbones import TRANSFORMERS
+from diffusionblocks.block import Block, NoiseDraw
+from diffusionblocks.conditioning import Modulation, NoiseLevel
+from diffusionblocks.config import CausalLmConfig
+from diffusionblocks.errors import InputError
+from diffusionblocks.families.token_loss import token_losses
+from diffusionblocks.marks import PAD
+from diffusionblocks.sampling import SamplingPlan
+
+CLASSES = (LlamaForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM, GPTNeoXForCausalLM)
+
+
+@dataclass(frozen=True)
+class Vocabulary:
+    """What a network's rows are.
+
+    Attributes:
+        begin: the row that stands for the beginning.
+        size: number of tokens that can come next. Where the beginning is the last row it is never one of them.
+    """
+
+    begin: int
+    size: int
+
+    @classmethod
+    def of(cls, network: Any) -> "Vocabulary":
+        """Of a network's config.
+
+        Raises:
+            InputError: no token of its own for the beginning.
+        """
+        begin, rows = network.bos_token_id, network.vocab_size
+        if begin is None or not 0 <= begin < rows:
+            raise InputError("bos_token_id", begin, f"a row in 0..{rows - 1} for the beginning", "set it in the config")
+        return cls(begin, begin if begin == rows - 1 else rows)
+
+    def ids(self, x: Tensor) -> Tensor:
+        """Ids of rows for tokens x: padding, which nothing sees, and the beginning have that of the beginning."""
+        return torch.where(x < 0, self.begin, x)
+
+
+class PlainCausalLm(nn.Module):
+    """A control: next-token training of a whole network, through the same trainer.
+
+    Args:
+        backbone: the network.
+        index: with its seed the key of its randomness; members of an ensemble count from 0.
+        name: its folder's name.
+    """
+
+    framework = TRANSFORMERS
+
+    def __init__(self, backbone: PreTrainedModel, index: int = 0, name: str = "network"):
+        super().__init__()
+        self.backbone, self.index, self.name = backbone, index, name
+        self.vocabulary = Vocabulary.of(backbone.config)
+        self.seq_len: int = cast(Any, backbone.config).max_position_embeddings
+
+    @classmethod
+    def build(cls, backbone_config: Any, index: int, name: str) -> "PlainCausalLm":
+        """A fresh one."""
+        return cls(TRANSFORMERS.build(CausalLmBlock.class_of(backbone_config), backbone_config), index, name)
+
+    @property
+    def layers(self) -> nn.ModuleList:
+        return self.backbone.base_model.layers  # type: ignore[return-value]
+
+    def draw(self, batch_size: int, generator: torch.Generator) -> None:
+        """No noise."""
+
+    def loss(self, x: Tensor, y: Tensor, draw: None = None) -> Tensor:
+        """Mean cross-entropy of a sequence's tokens, (B,) float32 in nats; arguments as for a block."""
+        states = self.backbone.base_model(inputs_embeds=self.embed(x)).last_hidden_state
+        return mean_loss(token_losses(states, y, self.head), y)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Logits (B, n, V) of the token after each of x (B, n)."""
+        return self.head(self.backbone.base_model(inputs_embeds=self.embed(x)).last_hidden_state)
+
+    def embed(self, x: Tensor) -> Tensor:
+        """Embeddings (B, n, d) of tokens x (B, n)."""
+        return self.backbone.get_input_embeddings()(self.vocabulary.ids(x))
+
+    def head(self, states: Tensor) -> Tensor:
+        """Logits (..., V) of states (..., d)."""
+        return self.backbone.get_output_embeddings()(states)[..., : self.vocabulary.size]
+
+    @contextlib.contextmanager
+    def unmodulated(self) -> Iterator[None]:
+        """As for a block; there is nothing to leave out."""
+        yield
+
+    def enable_checkpointing(self) -> None:
+        """Recompute each layer's activations in the backward pass (non-reentrant)."""
+        self.framework.enable_checkpointing(self.backbone, None)
+
+
+class CausalLmEnsemble(nn.Module):
+    """A control: plain networks trained apart, whose log-probabilities are averaged."""
+
+    def __init__(self, members: Sequence[PlainCausalLm]):
+        super().__init__()
+        self.members = nn.ModuleList(members)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Log-probabilities (B, n, V): the members' mean, normalised."""
+        return average([member(x) for member in self.members])
+
+
+class CausalLmBlock(Block):
+    """A block of an autoregressive language model; see `Block` for arguments."""
+
+    family = "causal-lm"
+    backbone_classes = CLASSES
+    has_targets = True
+    plain = PlainCausalLm
+    ensemble = CausalLmEnsemble
+
+    config: CausalLmConfig
+
+    def __init__(self, backbone: PreTrainedModel, config: CausalLmConfig, index: int, targets: Tensor):
+        super().__init__(backbone, config, index, targets)
+        assert config.sigma_data is not None, "convert resolves sigma_data"
+        self.sigma_data = config.sigma_data
+        network: Any = backbone.config
+        self.vocabulary = Vocabulary.of(network)
+        self.seq_len: int = network.max_position_embeddings
+        if self.vocabulary.size != len(targets):
+            raise InputError("targets", len(targets), f"{self.vocabulary.size} rows, one for each token")
+        self.is_fused = config.context == "fused"
+        # In concat the bias is the embedding of a noisy place.
+        self.entry = nn.Linear(targets.shape[1], network.hidden_size, bias=not self.is_fused)
+        if self.is_fused:  # a fresh block is the network itself, whatever z
+            nn.init.zeros_(self.entry.weight)
+
+    @classmethod
+    def path_of_layers(cls, backbone: Any) -> str:
+        return f"{backbone.base_model_prefix}.layers"
+
+    @classmethod
+    def example_input(cls, backbone_config: Any) -> dict[str, Tensor]:
+        return {"input_ids": torch.zeros(1, 2, dtype=torch.long)}
+
+    @classmethod
+    def make_targets(cls, config: Any, backbone_config: Any) -> Tensor:
+        """The frozen table of token embeddings (K, target_dim).
+
+        Raises:
+            InputError: a folder without a model, or one with another number of tokens.
+        """
+        size = Vocabulary.of(backbone_config).size
+        if config.targets == "random":
+            return targets.random_table(size, backbone_config.hidden_size, config.targets_seed)
+        table = input_embeddings(Path(config.targets))
+        if len(table) < size:
+            raise InputError("targets", f"{len(table)} rows in {config.targets}", f"at least {size}, one for each token")
+        return targets.centred_unit(table[:size])
+
+    @property
+    def target_shape(self) -> tuple[int, ...]:
+        return (self.seq_len, self.targets.shape[1])
+
+    def level_shape(self, batch_size: int) -> tuple[int, ...]:
+        return (batch_size,) if self.config.noise_per == "sequence" else (batch_size, self.seq_len)
+
+    @property
+    def dropped_share(self) -> float:
+        return self.config.z_dropout
+
+    def embed(self, x: Tensor) -> Tensor:
+        """Embeddings (B, n, d) of tokens x (B, n), as the network itself makes them."""
+        return self.backbone.get_input_embeddings()(self.vocabulary.ids(x))  # type: ignore[operator]
+
+    def head(self, states: Tensor) -> Tensor:
+        """Logits (..., V) of states (..., d)."""
+        return self.backbone.get_output_embeddings()(states)[..., : self.vocabulary.size]  # type: ignore[operator]
+
+    def enter(self, z: Tensor, sigma: Tensor) -> Tensor:
+        """What z (B, n, target_dim) at sigma (B,) or (B, n) adds to embeddings (B, n, d)."""
+        return self.entry(precondition.scaled(z, sigma, self.sigma_data))
+
+    def modulation(self, z: Tensor, sigma: Tensor, clean: int | None = None) -> Modulation:
+        """By level for noisy places; in concat, exactly neutral for the clean ones before them (None: as many)."""
+        assert self.conditioning is not None
+        parts = self.conditioning(sigma.flatten())
+        if self.is_fused:
+            return parts
+        places = z.shape[1]
+        before = places if clean is None else clean
+
+        def placed(part: Tensor) -> Tensor:
+            each = part.view(len(z), -1, part.shape[-1]).expand(-1, places, -1)
+            return functional.pad(each, (0, 0, before, 0))
+
+        return tuple((None if scale is None else placed(scale), placed(shift)) for scale, shift in parts)
+
+    def run_backbone(self, x: Tensor, z: Tensor, sigma: Tensor) -> Tensor:
+        """Last hidden states (B, n, d) of the places of y, for the tokens before them x (B, n)."""
+        network: Any = self.backbone.base_model
+        if self.is_fused:
+            return network(inputs_embeds=self.embed(x) + self.enter(z, sigma)).last_hidden_state
+        clean, noisy = self.embed(x), self.enter(z, sigma)
+        place = torch.arange(x.shape[1], device=x.device)
+        # A noisy place is where its y would be; it sees the clean places up to that of the token before y.
+        return self.two_streams(clean, noisy.to(clean.dtype), place, place + 1, place[:, None] >= place)
+
+    def two_streams(self, first: Tensor, second: Tensor, place: Tensor, places: Tensor, sees: Tensor) -> Tensor:
+        """Last hidden states (B, n, d) of the second of two streams of places (its level is set).
+
+        Args:
+            first: embeddings (B, n, d); each place sees those up to itself.
+            second: embeddings (B, n, d); each place sees itself and some of the first.
+            place, places: positions (n,) of the first and the second.
+            sees: (n, n) bool; which of the first each of the second sees.
+        """
+        n = len(place)
+        both = torch.cat([place, places])
+        visible = torch.zeros(2 * n, 2 * n, dtype=torch.bool, device=first.device)
+        visible[:n, :n] = place[:, None] >= place
+        visible[n:, :n] = sees
+        visible[n:, n:] = torch.eye(n, dtype=torch.bool, device=first.device)
+        network: Any = self.backbone.base_model
+        masks = attention_masks(self.backbone.config, visible[None], both[None], both[None], first.dtype)
+        embeds = torch.cat([first, second], dim=1)
+        return network(inputs_embeds=embeds, attention_mask=masks, position_ids=both[None]).last_hidden_state[:, n:]
+
+    @contextlib.contextmanager
+    def at(self, z: Tensor, sigma: Tensor, clean: int | None = None) -> Iterator[None]:
+        """Inside, the backbone is at the level sigma (B,) of noisy targets z (B, n, target_dim).
+
+        Args:
+            z, sigma: noisy targets and their levels.
+            clean: in concat, the number of clean places before the noisy ones; None: as many.
+        """
+        assert self.conditioning is not None
+        with self.slot.set(NoiseLevel(self.modulation(z, sigma, clean) if self.modulated else None)):
+            yield
+
+    def states(self, x: Tensor, z: Tensor, sigma: Tensor) -> Tensor:
+        """Last hidden states (B, n, d) of the places of y; arguments as for `forward`."""
+        return super().forward(x, z, sigma)
+
+    def forward(self, x: Tensor, z: Tensor, sigma: Tensor) -> Tensor:
+        """Logits (B, n, V) of y.
+
+        Args:
+            x: the tokens before each y (B, n), the first of them BEGIN.
+            z: noisy targets (B, n, target_dim).
+            sigma: their noise levels (B,), or (B, n) with noise_per="token".
+        """
+        return self.head(self.states(x, z, sigma))
+
+    def apart(self, x: Tensor, z: Tensor, context: Tensor, sigma: Tensor) -> Tensor:
+        """Logits (B, n, V) of y as in generation, where the place of a y that is being found has a z of its own.
+
+        In concat nothing sees a noisy place but itself, so this is `forward`. In fused, places that are looked back on
+        have `context`, noisy versions of the tokens that were found, and the place of y has z.
+
+        Args:
+            x, z, sigma: as for `forward`, sigma (B,).
+            context: noisy targets (B, n, target_dim) of the places that are looked back on.
+        """
+        if not self.is_fused:
+            return self(x, z, sigma)
+        place = torch.arange(x.shape[1], device=x.device)
+        with self.at(z, sigma):
+            before = self.embed(x)
+            looked_at, asked = before + self.enter(context, sigma), before + self.enter(z, sigma)
+            return self.head(self.two_streams(looked_at, asked, place, place, place[:, None] > place))
+
+    def denoised(self, readout: Tensor) -> Tensor:
+        """The mean target (B, n, target_dim): probabilities times the table."""
+        return readout.float().softmax(dim=-1) @ self.targets
+
+    def noisy(self, y: Tensor, draw: NoiseDraw) -> Tensor:
+        """z (B, n, target_dim) for tokens y (B, n): targets with noise, 0 where they are dropped."""
+        sigma = draw.sigma if draw.sigma.ndim == 1 else draw.sigma[:, : y.shape[1]]
+        dropped = draw.dropped if draw.dropped.ndim == 1 else draw.dropped[:, : y.shape[1]]
+        noise = draw.noise[:, : y.shape[1]]
+        z = self.targets[y.clamp(min=0)] + precondition.per_sample(sigma, noise) * noise
+        return z.masked_fill(dropped.view(*dropped.shape, *[1] * (z.ndim - dropped.ndim)), 0.0)
+
+    def loss(self, x: Tensor, y: Tensor, draw: NoiseDraw) -> Tensor:
+        """Mean cross-entropy of a sequence's tokens, (B,) float32 in nats; 0 where there is none.
+
+        Args:
+            x: the tokens before each y (B, n), n <= seq_len, the first of them BEGIN.
+            y: the tokens (B, n); PAD where there is none, after the others.
+            draw: noise.
+        """
+        sigma = draw.sigma if draw.sigma.ndim == 1 else draw.sigma[:, : y.shape[1]]
+        losses = token_losses(self.states(x, self.noisy(y, draw), sigma), y, self.head)
+        if self.config.weight == "edm":
+            losses = losses * precondition.per_sample(precondition.edm_weight(sigma, self.sigma_data), losses)
+        return mean_loss(losses, y)
+
+    @classmethod
+    def decoding_options(cls, config: Any, num_sampling_steps: int | None = None, **options: Any) -> dict[str, Any]:
+        """Those given; `families.causal_decoding` takes the others from the config."""
+        if num_sampling_steps is not None:
+            options.setdefault("decoding", "chain")
+        return options
+
+    @classmethod
+    def decode(cls, blocks: Sequence[Block], x: Tensor, plan: SamplingPlan, **options: Any) -> Tensor:
+        """Token ids (B, n + max_new_tokens) that go on after x (B, n); see `families.causal_decoding.generate`."""
+        from diffusionblocks.families.causal_decoding import generate
+
+        return generate(blocks, x, plan, **options)
+
+    @classmethod
+    def output(cls, decoded: Tensor, labels: Tensor | None) -> GenerateDecoderOnlyOutput:
+        """Token ids as the sequences that transformers' generation gives; labels are refused."""
+        if labels is not None:
+            raise InputError("labels", tuple(labels.shape), "none: a loss needs a noise level", "use block.loss")
+        return GenerateDecoderOnlyOutput(sequences=cast(Any, decoded))
+
+
+def mean_loss(losses: Tensor, y: Tensor) -> Tensor:
+    """Mean (B,) of losses (B, n) over the tokens y (B, n) that are not PAD; 0 where there is none."""
+    real = y != PAD
+    return (losses * real).sum(dim=1) / real.sum(dim=1).clamp(min=1)
+
+
+def average(logits: Sequence[Tensor]) -> Tensor:
+    """The mean of log-probabilities, normalised: the answer of several networks (..., V), float32."""
+    return torch.stack([each.float().log_softmax(dim=-1) for each in logits]).mean(dim=0).log_softmax(dim=-1)
+
+
+def attention_masks(network: Any, visible: Tensor, queries: Tensor, keys: Tensor, dtype: torch.dtype) -> Any:
+    """Additive float masks (B, 1, q, k) for a network's attention: one, or one for each type of layer by name.
+
+    Boolean ones are taken for numbers by some kinds of attention, without an error.
+
+    Args:
+        network: config of the network.
+        visible: (B, q, k) bool, which keys each query sees.
+        queries, keys: positions (B, q) and (B, k).
+        dtype: of the embeddings.
+    """
+    least = torch.finfo(dtype).min
+
+    def additive(seen: Tensor) -> Tensor:
+        return torch.zeros(seen.shape, dtype=dtype, device=seen.device).masked_fill(~seen, least)[:, None]
+
+    kinds = set(getattr(network, "layer_types", None) or ())
+    if not kinds:
+        return additive(visible)
+    masks = {"full_attention": additive(visible)}
+    if "sliding_attention" in kinds:
+        near = queries[:, :, None] - keys[:, None, :] < network.sliding_window
+        masks["sliding_attention"] = additive(visible & near)
+    return masks
+
+
+def input_embeddings(folder: Path) -> Tensor:
+    """The embeddings of the tokens (K, d) of a model saved in a folder, read without building it.
+
+    Raises:
+        InputError: no safetensors there, or none with embeddings of one of the classes.
+    """
+    names = ("model.embed_tokens.weight", "gpt_neox.embed_in.weight")
+    for path in sorted(folder.glob("*.safetensors")):
+        with safetensors.safe_open(path, framework="pt") as file:
+            for name in set(names) & set(file.keys()):
+                return file.get_tensor(name).float()
+    raise InputError("targets", str(folder), f"random, or a folder with a model that has {' or '.join(names)}")
