@@ -149,7 +149,7 @@ def load_backbone(unit: nn.Module, folder: Path) -> nn.Module:
     """
     unit = uncompiled(unit)
     framework: Any = unit.framework
-    return framework.load(type(uncompiled(unit.get_submodule("backbone"))), folder)
+    return framework.load((type(uncompiled(unit.get_submodule("backbone"))),), folder)
 
 
 def load_added(unit: nn.Module, folder: Path) -> None:

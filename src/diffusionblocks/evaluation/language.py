@@ -12,7 +12,7 @@ from torch import Tensor
 from diffusionblocks.block import held, plan_of
 from diffusionblocks.config import MaskedLmConfig
 from diffusionblocks.data.text import TokenSet
-from diffusionblocks.evaluation.judge import load_judge
+from diffusionblocks.evaluation.judge import Judge, load_judge
 from diffusionblocks.evaluation.likelihood import LanguageModel, LikelihoodOptions, evaluate_likelihood, networks_of
 from diffusionblocks.evaluation.text_mauve import HiddenFeatures
 from diffusionblocks.evaluation.text_scores import score_texts
@@ -71,15 +71,7 @@ def evaluate_language_model(model: LanguageModel, data: TokenSet, options: Langu
     sampler = options.sampler or config.sampler
     temperature = config.temperature if options.temperature is None else options.temperature
     check_sampling(sampler, temperature)
-    # Read before anything is computed, so that one that is not there costs no time.
-    judge = None if options.judge is None else load_judge(options.judge)
-    features = (
-        None
-        if options.mauve is None
-        else HiddenFeatures(
-            judge if judge is not None and options.mauve == options.judge else load_judge(options.mauve)
-        )
-    )
+    judge, features = judges(options.judge, options.mauve)
     result = evaluate_likelihood(model, data, LikelihoodOptions(options.draws, options.seed, options.batch_size))
     result |= {"plan": plan.describe(), "tokenizer": data.tokenizer.name, "memory_bytes": _memory(model, data)}
     if isinstance(model, MaskedLmEnsemble):  # its first member is the shallow network alone
@@ -106,6 +98,18 @@ def evaluate_language_model(model: LanguageModel, data: TokenSet, options: Langu
     result["text"] = score_texts(texts, reference_texts(data), judge, features)
     result["examples"] = texts[0][:EXAMPLES]
     return result
+
+
+def judges(judge: str | None, mauve: str | None) -> tuple[Judge | None, HiddenFeatures | None]:
+    """The models that judge texts; read before anything is computed, so that one that is not there costs no time.
+
+    Raises:
+        InputError: a model that is not there.
+    """
+    judging = None if judge is None else load_judge(judge)
+    if mauve is None:
+        return judging, None
+    return judging, HiddenFeatures(judging if judging is not None and mauve == judge else load_judge(mauve))
 
 
 def reference_texts(data: TokenSet) -> list[str]:

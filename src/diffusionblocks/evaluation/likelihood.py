@@ -149,7 +149,7 @@ def _summary(
     per_token = bits.sum(dim=1) / sizes
     result: dict[str, Any] = {
         "bits_per_character": float(bits.sum() / data.num_characters),
-        "se": _standard_error(bits.sum(dim=1), sizes) * float(scale),
+        "se": standard_error(bits.sum(dim=1), sizes) * float(scale),
         "bits_per_byte": float(bits.sum() / data.num_bytes),
         "bits_per_token": float(bits.sum() / sizes.sum()),
         "perplexity_per_token": float(2 ** (bits.sum() / sizes.sum())),
@@ -169,7 +169,7 @@ def _summary(
                 "block": block,
                 "masked": mass,
                 "bits_per_character": float(part.sum() / data.num_characters),
-                "se": _standard_error(part, sizes) * float(scale),
+                "se": standard_error(part, sizes) * float(scale),
                 "bits_per_masked_token": float(part.sum() / sizes.sum() / (mass[1] - mass[0])),
             }
         )
@@ -184,7 +184,7 @@ def _summary(
     return result
 
 
-def _standard_error(bits: Tensor, sizes: Tensor) -> float:
+def standard_error(bits: Tensor, sizes: Tensor) -> float:
     """Of bits per token over windows (N,) of these sizes: that of a ratio of sums; not a number for one window."""
     rest = bits - bits.sum() / sizes.sum() * sizes
     n = len(bits)

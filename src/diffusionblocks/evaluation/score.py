@@ -8,13 +8,14 @@ from diffusionblocks.data.images import ImageSet, to_uint8
 from diffusionblocks.data.latents import decode, load_vae
 from diffusionblocks.data.text import TokenSet
 from diffusionblocks.errors import InputError
+from diffusionblocks.evaluation.causal import CausalOptions, evaluate_causal_model
 from diffusionblocks.evaluation.classification import EvalOptions, evaluate_blocks, evaluate_plain
 from diffusionblocks.evaluation.features import inception_features, train_features
 from diffusionblocks.evaluation.generation import GenerationOptions, evaluate_generator
 from diffusionblocks.evaluation.grid import write_grid
 from diffusionblocks.evaluation.language import LanguageOptions, evaluate_language_model
 from diffusionblocks.model import BlockwiseModel
-from diffusionblocks.run_config import AnyRun, DitRun
+from diffusionblocks.run_config import AnyRun, CausalLmRun, DitRun
 from diffusionblocks.training.data import Images, load_split
 from diffusionblocks.training.run import load_config, load_trained, write_result
 
@@ -22,7 +23,7 @@ from diffusionblocks.training.run import load_config, load_trained, write_result
 def score_run(
     run_dir: Path,
     split: str,
-    options: EvalOptions | GenerationOptions | LanguageOptions | None = None,
+    options: EvalOptions | GenerationOptions | LanguageOptions | CausalOptions | None = None,
     data_dir: str | None = None,
     device: str = "cpu",
     name: str = "",
@@ -38,8 +39,8 @@ def score_run(
         name: added to the names of the files, for a run that is scored in several ways.
 
     Returns:
-        What `evaluate_blocks`, `evaluate_plain`, `evaluate_generator` or `evaluate_language_model` gives, with split,
-        the number of images, method, the updates of each unit, and the settings of the run that say how it is run.
+        What `evaluate_blocks`, `evaluate_plain`, `evaluate_generator`, `evaluate_language_model` or
+        `evaluate_causal_model` gives, with split, the number of images, method, the updates of each unit, and the settings of the run that say how it is run.
     """
     config = load_config(run_dir)
     where = config.located(data_dir)
@@ -47,7 +48,10 @@ def score_run(
     model, updates = load_trained(run_dir, config)
     model.to(device)
     stem = f"eval-{split}{name}"
-    if isinstance(data, TokenSet):
+    if isinstance(config, CausalLmRun):
+        assert isinstance(data, TokenSet) and (options is None or isinstance(options, CausalOptions))
+        result = evaluate_causal_model(model, data, options or CausalOptions())
+    elif isinstance(data, TokenSet):
         assert options is None or isinstance(options, LanguageOptions)
         result = evaluate_language_model(model, data, options or LanguageOptions())
     elif isinstance(config, DitRun):

@@ -96,12 +96,15 @@ class PlainCausalLm(nn.Module):
 
     def loss(self, x: Tensor, y: Tensor, draw: None = None) -> Tensor:
         """Mean cross-entropy of a sequence's tokens, (B,) float32 in nats; arguments as for a block."""
-        states = self.backbone.base_model(inputs_embeds=self.embed(x)).last_hidden_state
-        return mean_loss(token_losses(states, y, self.head), y)
+        return mean_loss(token_losses(self.states(x), y, self.head, self.vocabulary.size), y)
 
     def forward(self, x: Tensor) -> Tensor:
         """Logits (B, n, V) of the token after each of x (B, n)."""
-        return self.head(self.backbone.base_model(inputs_embeds=self.embed(x)).last_hidden_state)
+        return self.head(self.states(x))
+
+    def states(self, x: Tensor) -> Tensor:
+        """Last hidden states (B, n, d) after each of x (B, n)."""
+        return self.backbone.base_model(inputs_embeds=self.embed(x), use_cache=False).last_hidden_state
 
     def embed(self, x: Tensor) -> Tensor:
         """Embeddings (B, n, d) of tokens x (B, n)."""
@@ -224,7 +227,8 @@ class CausalLmBlock(Block):
         """Last hidden states (B, n, d) of the places of y, for the tokens before them x (B, n)."""
         network: Any = self.backbone.base_model
         if self.is_fused:
-            return network(inputs_embeds=self.embed(x) + self.enter(z, sigma)).last_hidden_state
+            embeds = self.embed(x) + self.enter(z, sigma)
+            return network(inputs_embeds=embeds, use_cache=False).last_hidden_state
         clean, noisy = self.embed(x), self.enter(z, sigma)
         place = torch.arange(x.shape[1], device=x.device)
         # A noisy place is where its y would be; it sees the clean places up to that of the token before y.
@@ -247,8 +251,13 @@ class CausalLmBlock(Block):
         visible[n:, n:] = torch.eye(n, dtype=torch.bool, device=first.device)
         network: Any = self.backbone.base_model
         masks = attention_masks(self.backbone.config, visible[None], both[None], both[None], first.dtype)
-        embeds = torch.cat([first, second], dim=1)
-        return network(inputs_embeds=embeds, attention_mask=masks, position_ids=both[None]).last_hidden_state[:, n:]
+        states = network(
+            inputs_embeds=torch.cat([first, second], dim=1),
+            attention_mask=masks,
+            position_ids=both[None],
+            use_cache=False,
+        ).last_hidden_state
+        return states[:, n:]
 
     @contextlib.contextmanager
     def at(self, z: Tensor, sigma: Tensor, clean: int | None = None) -> Iterator[None]:
@@ -315,7 +324,8 @@ class CausalLmBlock(Block):
             draw: noise.
         """
         sigma = draw.sigma if draw.sigma.ndim == 1 else draw.sigma[:, : y.shape[1]]
-        losses = token_losses(self.states(x, self.noisy(y, draw), sigma), y, self.head)
+        states = self.states(x, self.noisy(y, draw), sigma)
+        losses = token_losses(states, y, self.head, self.vocabulary.size)
         if self.config.weight == "edm":
             losses = losses * precondition.per_sample(precondition.edm_weight(sigma, self.sigma_data), losses)
         return mean_loss(losses, y)

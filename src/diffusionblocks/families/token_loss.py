@@ -17,19 +17,20 @@ CHUNK_LOGITS = 1 << 22
 """Logits that may exist at once: 16 MB in fp32, of a batch of 64 x 64 characters all and of 32k tokens 131."""
 
 
-def token_losses(states: Tensor, y: Tensor, head: Callable[[Tensor], Tensor], chunk: int | None = None) -> Tensor:
+def token_losses(
+    states: Tensor, y: Tensor, head: Callable[[Tensor], Tensor], size: int, chunk: int | None = None
+) -> Tensor:
     """Cross-entropy of each token, (B, n) float32 in nats; 0 where y is PAD.
 
     Args:
         states: hidden states (B, n, d).
         y: tokens (B, n), or PAD.
         head: logits (m, V) of states (m, d).
+        size: V.
         chunk: positions at a time; None: as many as have CHUNK_LOGITS logits.
     """
     flat, wanted = states.flatten(0, 1), y.flatten()
-    if chunk is None:
-        with torch.no_grad():
-            chunk = max(1, CHUNK_LOGITS // head(flat[:1]).shape[-1])
+    chunk = max(1, CHUNK_LOGITS // size) if chunk is None else chunk
     if chunk >= len(flat):
         return _losses(head, flat, wanted).view(y.shape)
     parts = [
