@@ -14,7 +14,14 @@ from typing import Any
 from diffusionblocks import checkpoint
 from diffusionblocks.comparison import Comparison, Entry
 from diffusionblocks.config import read_json
-from diffusionblocks.evaluation.costs import losses, sampling_speed, step_memory, step_times
+from diffusionblocks.evaluation.costs import (
+    generation_speed,
+    head_share,
+    losses,
+    sampling_speed,
+    step_memory,
+    step_times,
+)
 from diffusionblocks.evaluation.score import run_with, score_run
 from diffusionblocks.memory import KINDS
 from diffusionblocks.provenance import provenance
@@ -55,7 +62,7 @@ def compare(comparison: Comparison, folder: Path, device: str = "cpu", progress:
         rows.append(_checkpointing_row(comparison.config(method="checkpointing"), costs))
     first = read_json(scored[0][1] / f"eval-{comparison.split}{scored[0][0].score_name}.json")
     result = {"recipe": comparison.recipe, **provenance(), "split": comparison.split}
-    result |= {**scoring.header(first, comparison), "costs": costs, "rows": rows}
+    result |= {"family": comparison.family, **scoring.header(first, comparison), "costs": costs, "rows": rows}
     checkpoint.write_text(folder / COMPARE_FILE, json.dumps(result, indent=1) + "\n")
     return result
 
@@ -88,6 +95,9 @@ def measure_costs(comparison: Comparison, path: Path, device: str = "cpu") -> di
     if comparison.family == "dit":
         for name, speed in sampling_speed(configs, device).items():
             costs[name]["sampling"] = speed
+    if comparison.family == "causal-lm":
+        for name, speed in generation_speed(configs, device).items():
+            costs[name] |= {"generation": speed, "head_share": head_share(configs[name])}
     if "checkpointing" in configs:
         costs["checkpointing"]["losses"] = losses(configs["checkpointing"], 5)
         costs["checkpointing"]["end-to-end losses"] = losses(comparison.config(method="end-to-end"), 5)

@@ -21,11 +21,21 @@ METHODS = {
     # Denoisers of images that are averaged are another model, not an ensemble of generators.
     "dit": ("end-to-end", "checkpointing", "shallow", "blocks", "blocks+trunk"),
     "masked-lm": ("end-to-end", "checkpointing", "shallow", "shallow-ensemble", "blocks", "blocks+trunk"),
+    "causal-lm": ("end-to-end", "checkpointing", "shallow", "shallow-ensemble", "blocks", "blocks+trunk"),
 }
-SAMPLES = {"dit": 1000, "masked-lm": 200}
+SAMPLES = {"dit": 1000, "masked-lm": 200, "causal-lm": 200}
 """Of generators, how many images or texts a sampling seed has unless it is said."""
 BUDGETS = ("layer-evaluations", "samples")
-PRESETS = {"vit": ("default", "paper"), "dit": ("default",), "masked-lm": ("default",)}
+PRESETS = {
+    "vit": ("default", "paper"),
+    "dit": ("default",),
+    "masked-lm": ("default",),
+    "causal-lm": ("default", "paper"),
+}
+SIDES: dict[str, dict[str, dict[str, Any]]] = {
+    "causal-lm": {"concat": {"context": "concat", "noise_per": "token"}},
+}
+"""Of families that have blocks of two kinds, what the other kind is: rows of the table at every budget and seed."""
 VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
     "vit": {},
     "dit": {
@@ -40,6 +50,14 @@ VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
         "blocks 2": {"num_blocks": 2},
         "blocks 6": {"num_blocks": 6},
         "cosine, equal t": {"schedule": "cosine", "cut": "uniform-linear"},
+    },
+    "causal-lm": {
+        "blocks 2": {"num_blocks": 2},
+        "blocks 6": {"num_blocks": 6},
+        "law of the paper": {"p_mean": -1.2, "p_std": 1.2},
+        "weight edm": {"weight": "edm"},
+        "z always": {"z_dropout": 0.0},
+        "plan draws": {"plan_draws": 0.5},
     },
 }
 """Of each family what blocks are trained with besides. Guidance takes no training: it is a further score of the runs of
@@ -72,9 +90,10 @@ class Entry:
 
     @property
     def cost(self) -> str:
-        """Which measurement of costs is its own: budget, trunk and variant change how long, not how much."""
+        """Which measurement of costs is its own: budget, trunk and most variants change how long, not how much."""
         preset = self.config.preset if self.config.preset != "default" else ""
-        return ", ".join(filter(None, [self.method.removesuffix("+trunk"), preset, self.size]))
+        side = self.variant if self.variant in SIDES.get(self.config.family, {}) else ""
+        return ", ".join(filter(None, [self.method.removesuffix("+trunk"), preset, side, self.size]))
 
     @property
     def score_name(self) -> str:
@@ -163,8 +182,8 @@ class Comparison:
             variants = ()
         suffix = "".join(f"-{name}{value}" for name, value in key.items())
         main = []
-        for run, method, config, *trained in self._main(**key):
-            entry = Entry(run + suffix, method, config, *(trained or [config]))
+        for run, method, config, *rest in self._main(**key):
+            entry = Entry(run + suffix, method, config, *(rest or [config]))
             main.append(entry)
             yield entry
         for variant in variants:
@@ -184,7 +203,7 @@ class Comparison:
                 yield Entry(run, "blocks", config, config, **other)
 
     def _main(self, **key: int) -> Iterator[tuple[Any, ...]]:
-        """(run, method, settings of the row, settings of the run if they are others) of the table's main rows."""
+        """(run, method, settings of the row[, settings of the run[, variant]]) of the table's main rows."""
         methods = self.methods or ()
         if "end-to-end" in methods:
             yield "end-to-end", "end-to-end", self.config(method="end-to-end", **key)
@@ -197,6 +216,9 @@ class Comparison:
                 )
             for preset in (self.presets or ()) if "blocks" in methods else ():
                 yield f"blocks-{preset}-{budget}", "blocks", self.config(preset=preset, budget=budget, **key)
+            for side, changed in SIDES.get(self.family, {}).items() if "blocks" in methods else ():
+                config = self.config(budget=budget, **changed, **key)
+                yield f"blocks-{side}-{budget}", "blocks", config, config, side
             if "blocks+trunk" in methods:
                 yield f"blocks+trunk-{budget}", "blocks+trunk", self.config(budget=budget, trunk=self.trunk, **key)
         if "shallow" in methods:

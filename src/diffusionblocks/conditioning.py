@@ -110,10 +110,10 @@ class Modulate:
         modulation = self.slot.require().modulation
         if modulation is None:
             return None
-        log_scale, shift = (None if part is None else _beside(part, out) for part in modulation[self.site])
+        log_scale, shift = modulation[self.site]
         if log_scale is None:
-            return out + shift
-        return ScaleShift.apply(out, log_scale, shift)
+            return out + _beside(shift, out)
+        return ScaleShift.apply(out, _beside(log_scale, out), _beside(shift, out))
 
 
 def _beside(part: Tensor, out: Tensor) -> Tensor:

@@ -104,8 +104,7 @@ class LanguageScoring(Scoring):
         return sampled["samples"] == comparison.samples and len(sampled["seeds"]) == comparison.sampling_seeds
 
     def header(self, result: dict[str, Any], comparison: Comparison) -> dict[str, Any]:
-        likelihood = {name: result[name] for name in ("draws", "seed", "tokenizer", "characters", "windows")}
-        header = {"metric": self.metric, "likelihood": likelihood}
+        header = {"metric": self.metric, "likelihood": self.likelihood(result)}
         if "text" in result:
             text, found = result["text"], result["text"]["metrics"]
             header["sampling"] = result["sampling"]
@@ -119,17 +118,57 @@ class LanguageScoring(Scoring):
             }
         return header
 
+    def likelihood(self, result: dict[str, Any]) -> dict[str, Any]:
+        """How the likelihood was estimated."""
+        return {name: result[name] for name in ("draws", "seed", "tokenizer", "characters", "windows")}
+
+    def bits(self, result: dict[str, Any]) -> dict[str, Any]:
+        """What a row has of each block's bits."""
+        return {
+            "block0_bits": result["blocks"][0]["bits_per_masked_token"],
+            "shares": [block["bits_per_character"] for block in result["blocks"]],
+        }
+
     def metrics(self, result: dict[str, Any], entry: Entry) -> dict[str, Any]:
         result = result["members"][0] if entry.is_member else result
         metrics = {name: result[name] for name in ("bits_per_character", "se", "bits_per_token")}
-        metrics["block0_bits"] = result["blocks"][0]["bits_per_masked_token"]
-        metrics["shares"] = [block["bits_per_character"] for block in result["blocks"]]
+        metrics |= self.bits(result)
         if "text" in result:
             found = result["text"]["metrics"]
             metrics |= {name: found[source]["mean"] for name, source in _TEXT_METRICS.items()}
             judged = {"generative_perplexity": "perplexity", "mauve": "mauve"}
             metrics |= {name: found[source]["mean"] for name, source in judged.items() if source in found}
         return metrics
+
+
+class NextTokenScoring(LanguageScoring):
+    """Bits per character of autoregressive models, exact where the answer has no noise, and of texts as others."""
+
+    def options(self, comparison: Comparison, entry: Entry, folder: Path) -> Any:
+        from diffusionblocks.evaluation.causal import CausalOptions
+
+        return CausalOptions(
+            samples=comparison.samples or 0,
+            sampling_seeds=range(comparison.sampling_seeds),
+            judge=comparison.judge,
+            mauve=comparison.mauve,
+        )
+
+    def likelihood(self, result: dict[str, Any]) -> dict[str, Any]:
+        return {name: result[name] for name in ("seed", "tokenizer", "characters", "windows", "estimate")}
+
+    def bits(self, result: dict[str, Any]) -> dict[str, Any]:
+        answers = {answer["answer"]: answer["bits_per_character"] for answer in result["answers"]}
+        names = {"average": "average_bits", "chain": "chain_bits", "block 0 from noise": "noisy_start_bits"}
+        found = {name: answers[answer] for answer, name in names.items() if answer in answers}
+        if result["blocks"]:
+            found["block0_bits"] = result["blocks"][0]["bits_per_character"]
+            found["each_bits"] = [block["bits_per_character"] for block in result["blocks"]]
+            found["noisy_bits"] = [block["noisy_bits_per_character"] for block in result["blocks"]]
+        return {"estimate": result["estimate"], **found}
+
+    def further(self, result: dict[str, Any], costs: dict[str, Any]) -> dict[str, Any]:
+        return {"tokens_per_second": costs["generation"]["median"], "head_share": costs["head_share"]}
 
 
 _TEXT_METRICS = {
@@ -140,5 +179,10 @@ _TEXT_METRICS = {
 }
 """Which of the statistics of texts a row keeps, and under which name."""
 
-SCORING: dict[str, Scoring] = {"vit": ClassifierScoring(), "dit": GeneratorScoring(), "masked-lm": LanguageScoring()}
+SCORING: dict[str, Scoring] = {
+    "vit": ClassifierScoring(),
+    "dit": GeneratorScoring(),
+    "masked-lm": LanguageScoring(),
+    "causal-lm": NextTokenScoring(),
+}
 """How the runs of each family are scored."""

@@ -16,6 +16,7 @@ from rich.console import Console
 from rich.progress import track
 from torch import Tensor, nn
 
+from diffusionblocks.block import plan_of
 from diffusionblocks.data.batches import TensorBatches
 from diffusionblocks.marks import before
 from diffusionblocks.memory import MemoryReport
@@ -129,6 +130,47 @@ def sampling_speed(
             if number:  # the first is to warm up
                 speeds[name].append(images / (time.perf_counter() - start))
     return {n: {"median": statistics.median(s), "least": min(s), "most": max(s)} for n, s in speeds.items()}
+
+
+def generation_speed(
+    configs: Mapping[str, Any], device: str = "cpu", rounds: int = 5, texts: int = 32
+) -> dict[str, dict[str, float]]:
+    """Tokens a second of each language model in texts of its window's length, with its cache, in alternation.
+
+    Args:
+        configs: methods by name.
+        device: where to compute.
+        rounds: how often each has a turn.
+        texts: texts of a turn, one batch.
+
+    Returns:
+        median, least and most of the rounds, by method.
+    """
+    from diffusionblocks.evaluation.causal import ONE_STEP
+    from diffusionblocks.families.causal_decoding import generate
+
+    models = {}
+    for name, config in configs.items():
+        units = [unit.to(device).eval() for unit in build_units(config)]
+        models[name] = units, plan_of(config.blockwise()) if config.method == "blocks" else ONE_STEP, config.seq_len
+    speeds: dict[str, list[float]] = {name: [] for name in models}
+    for number in track(range(rounds + 1), "generation", console=Console(stderr=True), transient=True):
+        for name, (units, plan, length) in models.items():
+            start = time.perf_counter()
+            generate(units, torch.zeros(texts, 0, dtype=torch.long), plan, max_new_tokens=length, batch_size=texts)
+            if number:  # the first is to warm up
+                speeds[name].append(texts * length / (time.perf_counter() - start))
+    return {n: {"median": statistics.median(s), "least": min(s), "most": max(s)} for n, s in speeds.items()}
+
+
+def head_share(config: AnyRun) -> float:
+    """Share of a language model's multiplications that is its readout's: of a block, which has one of its own.
+
+    An embedding multiplies nothing; a tied one is the readout's.
+    """
+    unit: Any = max(build_units(config), key=lambda unit: len(unit.layers))  # type: ignore[arg-type]
+    head = unit.backbone.get_output_embeddings().weight.numel()
+    return head / (head + sum(p.numel() for p in unit.layers.parameters() if p.ndim == 2))
 
 
 def losses(config: AnyRun, updates: int) -> list[float]:

@@ -92,7 +92,7 @@ class ClassifierFeatures:
         if not (folder / WEIGHTS).is_file() or digest(folder / WEIGHTS) != record.sha256:
             todo = f"remove {folder} and train the features again"
             raise InputError("file", str(folder / WEIGHTS), f"weights with the SHA-256 of {RECORD}", todo)
-        network = TRANSFORMERS.load(ResNetForImageClassification, folder)
+        network = TRANSFORMERS.load((ResNetForImageClassification,), folder)
         assert isinstance(network, ResNetForImageClassification)
         return cls(network, record)
 

@@ -34,7 +34,9 @@ Answer = Callable[[int, Tensor | None], Tensor]
 """Log-probabilities (B, n, V) of the tokens in a step of the plan, given z (B, n, target_dim); None: z = 0."""
 
 
-def chain_nats(answer: Answer, plan: SamplingPlan, table: Tensor, y: Tensor, eps: Tensor, start: str = "zero") -> Tensor:
+def chain_nats(
+    answer: Answer, plan: SamplingPlan, table: Tensor, y: Tensor, eps: Tensor, start: str = "zero"
+) -> Tensor:
     """A bound on -log p(y) of a chain with a sampled bridge, for each token: (B, n) float64, in nats.
 
     The chain draws a token from each step's answer and moves z towards it (`sampling.ancestral`). Along the path that
@@ -157,6 +159,7 @@ def blocks_chain_nats(
     return chain_nats(answer, plan, table, y, path, start)
 
 
+@torch.no_grad()
 def evaluate_next_token(
     model: CausalModel,
     data: TokenSet,
@@ -193,7 +196,9 @@ def evaluate_next_token(
     first, device = networks[0], next(model.parameters()).device
     if data.seq_len > first.seq_len:
         raise InputError("seq_len", data.seq_len, f"at most {first.seq_len}, as in training")
-    sigmas = [plan.first_sigmas()[k] for k in range(len(blocks))] if plan is not None and blocks else [0.0] * len(networks)
+    sigmas = (
+        [plan.first_sigmas()[k] for k in range(len(blocks))] if plan is not None and blocks else [0.0] * len(networks)
+    )
     nats, sizes = list[Tensor](), list[Tensor]()
     model.eval()
     for begin in track(range(0, len(data), batch_size), "likelihood", console=Console(stderr=True), transient=True):
@@ -269,7 +274,11 @@ def _summary(
         noisy = {"answer": "block 0 from noise", "estimate": "bound", "draws": draws}
         answers.append({**noisy, **score(count + 2)})
         for block in model.block_list:
-            own = {"block": block.index, "sigma": sigmas[block.index], "interval": [block.interval.lo, block.interval.hi]}
+            own = {
+                "block": block.index,
+                "sigma": sigmas[block.index],
+                "interval": [block.interval.lo, block.interval.hi],
+            }
             noisy_bits = score(count + 3 + block.index)["bits_per_character"]
             blocks.append({**own, **score(block.index), "noisy_bits_per_character": noisy_bits})
     which = int(bool(blocks) and decoding == "chain")

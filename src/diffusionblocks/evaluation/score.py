@@ -40,7 +40,8 @@ def score_run(
 
     Returns:
         What `evaluate_blocks`, `evaluate_plain`, `evaluate_generator`, `evaluate_language_model` or
-        `evaluate_causal_model` gives, with split, the number of images, method, the updates of each unit, and the settings of the run that say how it is run.
+        `evaluate_causal_model` gives, with split, the number of images, method, the updates of each unit, and the
+        settings of the run that say how it is run.
     """
     config = load_config(run_dir)
     where = config.located(data_dir)
@@ -49,7 +50,8 @@ def score_run(
     model.to(device)
     stem = f"eval-{split}{name}"
     if isinstance(config, CausalLmRun):
-        assert isinstance(data, TokenSet) and (options is None or isinstance(options, CausalOptions))
+        assert isinstance(data, TokenSet)
+        assert options is None or isinstance(options, CausalOptions)
         result = evaluate_causal_model(model, data, options or CausalOptions())
     elif isinstance(data, TokenSet):
         assert options is None or isinstance(options, LanguageOptions)

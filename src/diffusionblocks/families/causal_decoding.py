@@ -327,7 +327,9 @@ def _generated(
             for reader in readers:
                 reader.memory.clear()
         noise = texts.noise(texts.tokens.shape[1])
-        log_probs = _chain(readers, texts, plan, how, noise) if chain else average([r.read(texts, None) for r in readers])
+        log_probs = (
+            _chain(readers, texts, plan, how, noise) if chain else average([r.read(texts, None) for r in readers])
+        )
         chance = torch.stack([one.chance[0] for one in noise])
         token = drawn(log_probs.double().cpu() / how.temperature, chance, how.top_p)
         token = torch.where(ended, PAD, token)

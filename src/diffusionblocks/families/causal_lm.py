@@ -85,7 +85,8 @@ class PlainCausalLm(nn.Module):
     @classmethod
     def build(cls, backbone_config: Any, index: int, name: str) -> "PlainCausalLm":
         """A fresh one."""
-        return cls(TRANSFORMERS.build(CausalLmBlock.class_of(backbone_config), backbone_config), index, name)
+        network: Any = TRANSFORMERS.build(CausalLmBlock.class_of(backbone_config), backbone_config)
+        return cls(network, index, name)
 
     @property
     def layers(self) -> nn.ModuleList:
@@ -108,11 +109,11 @@ class PlainCausalLm(nn.Module):
 
     def embed(self, x: Tensor) -> Tensor:
         """Embeddings (B, n, d) of tokens x (B, n)."""
-        return self.backbone.get_input_embeddings()(self.vocabulary.ids(x))
+        return self.backbone.get_input_embeddings()(self.vocabulary.ids(x))  # type: ignore[operator]
 
     def head(self, states: Tensor) -> Tensor:
         """Logits (..., V) of states (..., d)."""
-        return self.backbone.get_output_embeddings()(states)[..., : self.vocabulary.size]
+        return self.backbone.get_output_embeddings()(states)[..., : self.vocabulary.size]  # type: ignore[operator]
 
     @contextlib.contextmanager
     def unmodulated(self) -> Iterator[None]:
@@ -182,7 +183,9 @@ class CausalLmBlock(Block):
             return targets.random_table(size, backbone_config.hidden_size, config.targets_seed)
         table = input_embeddings(Path(config.targets))
         if len(table) < size:
-            raise InputError("targets", f"{len(table)} rows in {config.targets}", f"at least {size}, one for each token")
+            raise InputError(
+                "targets", f"{len(table)} rows in {config.targets}", f"at least {size}, one for each token"
+            )
         return targets.centred_unit(table[:size])
 
     @property
@@ -307,13 +310,16 @@ class CausalLmBlock(Block):
         """The mean target (B, n, target_dim): probabilities times the table."""
         return readout.float().softmax(dim=-1) @ self.targets
 
-    def noisy(self, y: Tensor, draw: NoiseDraw) -> Tensor:
-        """z (B, n, target_dim) for tokens y (B, n): targets with noise, 0 where they are dropped."""
-        sigma = draw.sigma if draw.sigma.ndim == 1 else draw.sigma[:, : y.shape[1]]
-        dropped = draw.dropped if draw.dropped.ndim == 1 else draw.dropped[:, : y.shape[1]]
+    def noisy(self, y: Tensor, draw: NoiseDraw) -> tuple[Tensor, Tensor]:
+        """z (B, n, target_dim) for tokens y (B, n), and its levels (B,) or (B, n).
+
+        Where it is dropped z = 0, at the level at which the block is asked without noise: its noisiest.
+        """
+        sigma, dropped = (part if part.ndim == 1 else part[:, : y.shape[1]] for part in (draw.sigma, draw.dropped))
         noise = draw.noise[:, : y.shape[1]]
         z = self.targets[y.clamp(min=0)] + precondition.per_sample(sigma, noise) * noise
-        return z.masked_fill(dropped.view(*dropped.shape, *[1] * (z.ndim - dropped.ndim)), 0.0)
+        z = z.masked_fill(dropped.view(*dropped.shape, *[1] * (z.ndim - dropped.ndim)), 0.0)
+        return z, sigma.masked_fill(dropped, self.interval.hi)
 
     def loss(self, x: Tensor, y: Tensor, draw: NoiseDraw) -> Tensor:
         """Mean cross-entropy of a sequence's tokens, (B,) float32 in nats; 0 where there is none.
@@ -323,8 +329,8 @@ class CausalLmBlock(Block):
             y: the tokens (B, n); PAD where there is none, after the others.
             draw: noise.
         """
-        sigma = draw.sigma if draw.sigma.ndim == 1 else draw.sigma[:, : y.shape[1]]
-        states = self.states(x, self.noisy(y, draw), sigma)
+        z, sigma = self.noisy(y, draw)
+        states = self.states(x, z, sigma)
         losses = token_losses(states, y, self.head, self.vocabulary.size)
         if self.config.weight == "edm":
             losses = losses * precondition.per_sample(precondition.edm_weight(sigma, self.sigma_data), losses)
