@@ -80,28 +80,20 @@ def chosen(log_probs: Tensor, y: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def free_nats(networks: Sequence[Any], sigmas: Sequence[float], x: Tensor, y: Tensor) -> Tensor:
+def free_nats(networks: Sequence[Any], x: Tensor, y: Tensor) -> Tensor:
     """-log p(y) of each token for each network at z = 0 and for their average, exact: (networks + 1, B, n) float64.
 
     Args:
         networks: blocks, or plain networks.
-        sigmas: level of each block; of no account for plain networks.
         x, y: what is before each token, and the tokens (B, n), 0 or more.
     """
-    states = [_free_states(network, sigma, x) for network, sigma in zip(networks, sigmas, strict=True)]
+    states = [network.free(x) for network in networks]
     parts = []
     for rows in _chunks(y.numel(), networks[0].vocabulary.size):
         logits = [net.head(each.flatten(0, 1)[rows]) for net, each in zip(networks, states, strict=True)]
         each = [one.float().log_softmax(dim=-1) for one in logits] + [average(logits)]
         parts.append(torch.stack([-chosen(one.double(), y.flatten()[rows]) for one in each]))
     return torch.cat(parts, dim=1).view(-1, *y.shape)
-
-
-def _free_states(network: Any, sigma: float, x: Tensor) -> Tensor:
-    if isinstance(network, PlainCausalLm):
-        return network.states(x)
-    z = torch.zeros(*x.shape, network.targets.shape[1], device=x.device)
-    return network.states(x, z, _level(sigma, x))
 
 
 def _chunks(total: int, size: int) -> Iterator[slice]:
@@ -149,11 +141,11 @@ def blocks_chain_nats(
 
     def answer(number: int, z: Tensor | None) -> Tensor:
         step = plan.steps[number]
-        block, sigma = blocks[step.block], _level(step.sigma, x)
+        block = blocks[step.block]
         if z is None:
-            logits = block(x, torch.zeros_like(path[0]), sigma)
+            logits = block.head(block.free(x))
         else:
-            logits = block.apart(x, z, table[y] + step.sigma * looked[number], sigma)
+            logits = block.apart(x, z, table[y] + step.sigma * looked[number], _level(step.sigma, x))
         return logits.double().log_softmax(dim=-1)
 
     return chain_nats(answer, plan, table, y, path, start)
@@ -186,7 +178,7 @@ def evaluate_next_token(
     Returns:
         bits_per_character with its standard error over windows, bits_per_byte, bits_per_token, perplexity_per_token and
         `estimate` ("exact" or "bound") of the model's answer; `answers`, the bits of each answer with what it is; and
-        `blocks`, of each its level, its bits at z = 0 and its bits at levels of its own interval, where z helps.
+        `blocks`, of each its interval, its bits at z = 0 and its bits at levels of its own interval, where z helps.
 
     Raises:
         InputError: windows longer than in training.
@@ -196,9 +188,6 @@ def evaluate_next_token(
     first, device = networks[0], next(model.parameters()).device
     if data.seq_len > first.seq_len:
         raise InputError("seq_len", data.seq_len, f"at most {first.seq_len}, as in training")
-    sigmas = (
-        [plan.first_sigmas()[k] for k in range(len(blocks))] if plan is not None and blocks else [0.0] * len(networks)
-    )
     nats, sizes = list[Tensor](), list[Tensor]()
     model.eval()
     for begin in track(range(0, len(data), batch_size), "likelihood", console=Console(stderr=True), transient=True):
@@ -206,14 +195,16 @@ def evaluate_next_token(
         tokens, valid = data.rows(index)
         x, y = (part.to(device) for part in before(tokens, valid))
         real, y = y != PAD, y.clamp(min=0)
-        rows = free_nats(networks, sigmas, x, y)
+        rows = free_nats(networks, x, y)
         if blocks:
             assert plan is not None
             generators = [keyed_generator(seed, "next token", k) for k in index.tolist()]
             rows = torch.cat([rows, _noisy_nats(blocks, plan, x, y, generators, start, draws)])
         nats.append((rows * real).sum(dim=-1).T.cpu())
         sizes.append(valid.sum(dim=1))
-    return _summary(torch.cat(nats), torch.cat(sizes).double(), data, model, plan, sigmas, decoding, start, draws, seed)
+    return _summary(
+        torch.cat(nats), torch.cat(sizes).double(), data, model, plan, len(networks), decoding, start, draws, seed
+    )
 
 
 def _noisy_nats(
@@ -249,7 +240,7 @@ def _summary(
     data: TokenSet,
     model: CausalModel,
     plan: SamplingPlan | None,
-    sigmas: Sequence[float],
+    count: int,
     decoding: str,
     start: str,
     draws: int,
@@ -263,7 +254,6 @@ def _summary(
         mean = float(bits[:, column].sum() / data.num_characters)
         return {"bits_per_character": mean, "se": standard_error(bits[:, column], sizes) * scale}
 
-    count = len(sigmas)
     answers = [{"answer": "network" if count == 1 else "average", "estimate": "exact", **score(count)}]
     blocks = []
     if isinstance(model, BlockwiseModel):
@@ -276,7 +266,6 @@ def _summary(
         for block in model.block_list:
             own = {
                 "block": block.index,
-                "sigma": sigmas[block.index],
                 "interval": [block.interval.lo, block.interval.hi],
             }
             noisy_bits = score(count + 3 + block.index)["bits_per_character"]

@@ -169,7 +169,7 @@ class Reader:
 
     Attributes:
         network: a block, or a plain network.
-        sigma: the level; of no account for a plain network.
+        sigma: the level; of no account for a plain network, or where z = 0.
         number: which step of the plan it is; None where z = 0 in every place.
         memory: what it has read; readers of the same clean places share it.
     """
@@ -193,7 +193,8 @@ class Reader:
             embeds, places, kept = network.embed(tokens[:, first:]), texts.place(first, last), last
             states = self._attend(texts, embeds, places, kept)
             return network.head(states)
-        sigma = torch.full((size,), self.sigma, dtype=torch.float64, device=tokens.device)
+        level = network.free_level if z is None else self.sigma
+        sigma = torch.full((size,), level, dtype=torch.float64, device=tokens.device)
         width = network.targets.shape[1]
         asked = (tokens.new_zeros(size, width, dtype=torch.float32) if z is None else z)[:, None]
         if not network.is_fused:
@@ -241,9 +242,8 @@ class Reader:
 
 def readers_of(networks: Sequence[Any], plan: SamplingPlan, how: Decoding) -> list[Reader]:
     """The readers of a decoding, in order: of each network at z = 0, or of each step of the plan."""
-    firsts = plan.first_sigmas()
     if how.decoding == "average":
-        return [Reader(network, firsts.get(k, 0.0), None, Memory()) for k, network in enumerate(networks)]
+        return [Reader(network, 0.0, None, Memory()) for network in networks]
     of_block = [Memory() for _ in networks]
     readers = []
     for number, step in enumerate(plan.steps):

@@ -7,7 +7,8 @@ z is a noisy embedding of y, from a frozen table of targets. There are two ways 
 * `context="fused"` (ours): one place for each y has the token before y with z mixed in, under the network's own causal
   attention. The places before it carry noisy versions of tokens that it sees anyway. Half the length, so half the cost.
 
-At z = 0 a block answers without noise: its answer is a distribution of the next token with an exact likelihood.
+At z = 0 a block answers without noise, at a level of its own (`FREE`): its answer is a distribution of the next token
+with an exact likelihood. A share `z_dropout` of the training samples is of this kind.
 """
 
 import contextlib
@@ -32,6 +33,9 @@ from diffusionblocks.errors import InputError
 from diffusionblocks.families.token_loss import token_losses
 from diffusionblocks.marks import PAD
 from diffusionblocks.sampling import SamplingPlan
+
+FREE = 100.0
+"""Where nothing is known of y, z is 0 and its level, in units of the noisiest, is this: one that no noise has."""
 
 CLASSES = (LlamaForCausalLM, Qwen2ForCausalLM, Qwen3ForCausalLM, GPTNeoXForCausalLM)
 
@@ -97,13 +101,13 @@ class PlainCausalLm(nn.Module):
 
     def loss(self, x: Tensor, y: Tensor, draw: None = None) -> Tensor:
         """Mean cross-entropy of a sequence's tokens, (B,) float32 in nats; arguments as for a block."""
-        return mean_loss(token_losses(self.states(x), y, self.head, self.vocabulary.size), y)
+        return mean_loss(token_losses(self.free(x), y, self.head, self.vocabulary.size), y)
 
     def forward(self, x: Tensor) -> Tensor:
         """Logits (B, n, V) of the token after each of x (B, n)."""
-        return self.head(self.states(x))
+        return self.head(self.free(x))
 
-    def states(self, x: Tensor) -> Tensor:
+    def free(self, x: Tensor) -> Tensor:
         """Last hidden states (B, n, d) after each of x (B, n)."""
         return self.backbone.base_model(inputs_embeds=self.embed(x), use_cache=False).last_hidden_state
 
@@ -158,6 +162,7 @@ class CausalLmBlock(Block):
         if self.vocabulary.size != len(targets):
             raise InputError("targets", len(targets), f"{self.vocabulary.size} rows, one for each token")
         self.is_fused = config.context == "fused"
+        self.free_level = FREE * self.law.noisiest
         # In concat the bias is the embedding of a noisy place.
         self.entry = nn.Linear(targets.shape[1], network.hidden_size, bias=not self.is_fused)
         if self.is_fused:  # a fresh block is the network itself, whatever z
@@ -288,6 +293,11 @@ class CausalLmBlock(Block):
         """
         return self.head(self.states(x, z, sigma))
 
+    def free(self, x: Tensor) -> Tensor:
+        """Last hidden states (B, n, d) of the places of y without noise, z = 0, for the tokens before them x (B, n)."""
+        z = torch.zeros(*x.shape, self.targets.shape[1], device=x.device)
+        return self.states(x, z, x.new_full((len(x),), self.free_level, dtype=torch.float64))
+
     def apart(self, x: Tensor, z: Tensor, context: Tensor, sigma: Tensor) -> Tensor:
         """Logits (B, n, V) of y as in generation, where the place of a y that is being found has a z of its own.
 
@@ -313,13 +323,13 @@ class CausalLmBlock(Block):
     def noisy(self, y: Tensor, draw: NoiseDraw) -> tuple[Tensor, Tensor]:
         """z (B, n, target_dim) for tokens y (B, n), and its levels (B,) or (B, n).
 
-        Where it is dropped z = 0, at the level at which the block is asked without noise: its noisiest.
+        Where it is dropped z = 0, and the level is the one at which a block is asked without noise.
         """
         sigma, dropped = (part if part.ndim == 1 else part[:, : y.shape[1]] for part in (draw.sigma, draw.dropped))
         noise = draw.noise[:, : y.shape[1]]
         z = self.targets[y.clamp(min=0)] + precondition.per_sample(sigma, noise) * noise
         z = z.masked_fill(dropped.view(*dropped.shape, *[1] * (z.ndim - dropped.ndim)), 0.0)
-        return z, sigma.masked_fill(dropped, self.interval.hi)
+        return z, sigma.masked_fill(dropped, self.free_level)
 
     def loss(self, x: Tensor, y: Tensor, draw: NoiseDraw) -> Tensor:
         """Mean cross-entropy of a sequence's tokens, (B,) float32 in nats; 0 where there is none.
