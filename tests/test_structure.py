@@ -9,6 +9,8 @@ ROOT = Path(diffusionblocks.__file__).parent
 
 ORDER = (
     "errors",
+    "arguments",
+    "marks",
     "provenance",
     "randomness",
     "noise",
@@ -28,6 +30,7 @@ ORDER = (
     "data",
     "training.config",
     "run_config",
+    "text_recipes",
     "recipes",
     "training",
     "planner",
@@ -37,6 +40,7 @@ ORDER = (
     "compare",
     "report",
     "commands",
+    "sampling_commands",
     "cli",
     "__main__",
 )

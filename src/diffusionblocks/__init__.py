@@ -5,9 +5,9 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from diffusionblocks.block import Block
-    from diffusionblocks.config import BlockwiseConfig, DitConfig, MaskedLmConfig, VitConfig
+    from diffusionblocks.config import BlockwiseConfig, CausalLmConfig, DitConfig, MaskedLmConfig, VitConfig
     from diffusionblocks.conversion import convert
-    from diffusionblocks.data.batches import ImageBatches, TensorBatches, TextBatches
+    from diffusionblocks.data.batches import ImageBatches, NextTokenBatches, TensorBatches, TextBatches
     from diffusionblocks.errors import InputError, TrainingError
     from diffusionblocks.model import BlockwiseModel
     from diffusionblocks.noise import LogNormal, Masking
@@ -21,12 +21,14 @@ _HOME = {
     "Block": "block",
     "BlockwiseConfig": "config",
     "BlockwiseModel": "model",
+    "CausalLmConfig": "config",
     "DitConfig": "config",
     "ImageBatches": "data.batches",
     "InputError": "errors",
     "LogNormal": "noise",
     "MaskedLmConfig": "config",
     "Masking": "noise",
+    "NextTokenBatches": "data.batches",
     "SamplingPlan": "sampling",
     "TensorBatches": "data.batches",
     "TextBatches": "data.batches",
@@ -42,12 +44,14 @@ __all__ = [
     "Block",
     "BlockwiseConfig",
     "BlockwiseModel",
+    "CausalLmConfig",
     "DitConfig",
     "ImageBatches",
     "InputError",
     "LogNormal",
     "MaskedLmConfig",
     "Masking",
+    "NextTokenBatches",
     "SamplingPlan",
     "TensorBatches",
     "TextBatches",

@@ -10,10 +10,12 @@ import typing
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
-from diffusionblocks import commands
+from diffusionblocks import commands, sampling_commands
 from diffusionblocks.errors import InputError, TrainingError
 from diffusionblocks.recipes import RECIPES
 from diffusionblocks.run_config import RUN_CONFIGS
+
+BRIDGES = ["sampled", "soft", "top-k", "hard"]
 
 
 class _Parser(argparse.ArgumentParser):
@@ -61,16 +63,22 @@ def _parser() -> _Parser:
     evaluate = subcommands.add_parser("eval", help="score a run on every sample of a split", allow_abbrev=False)
     evaluate.add_argument("run", metavar="RUN", help="run folder")
     evaluate.add_argument("--split", choices=["test", "validation", "train"], default="test")
-    evaluate.add_argument("--start", choices=["zero", "noise"], help="vit: start of the chain (default: the run's)")
+    evaluate.add_argument("--start", choices=["zero", "noise"], help="vit, causal-lm: start of the chain")
     evaluate.add_argument("--num-sampling-steps", metavar="N", help="steps of the plan (default: the run's)")
     evaluate.add_argument("--chains", metavar="K", help="vit, with --start noise: chains to average (default 1)")
-    evaluate.add_argument("--decoding", choices=["chain", "average"], help="vit: which answer counts")
-    evaluate.add_argument("--draws", metavar="N", help="masked-lm: masks of each window for the bound (default 12)")
+    evaluate.add_argument("--decoding", choices=["chain", "average"], help="vit, causal-lm: which answer counts")
+    evaluate.add_argument("--bridge", choices=BRIDGES, help="causal-lm: from a step's answer to the next z")
+    evaluate.add_argument("--top-p", metavar="P", help="causal-lm: tokens are drawn from the most likely of this share")
     evaluate.add_argument(
-        "--samples", metavar="N", help="dit: images of each seed (default 1000); masked-lm: texts (200; 0: none)"
+        "--draws",
+        metavar="N",
+        help="masked-lm: masks of each window for the bound (default 12); causal-lm: noisy starts of block 0 (4)",
     )
     evaluate.add_argument(
-        "--sampling-seeds", metavar="N", help="dit, masked-lm: seeds of the samples, from --seed on (default 3)"
+        "--samples", metavar="N", help="dit: images of each seed (default 1000); language: texts (200; 0: none)"
+    )
+    evaluate.add_argument(
+        "--sampling-seeds", metavar="N", help="dit, language: seeds of the samples, from --seed on (default 3)"
     )
     _add_sampling(evaluate)
     _add_judges(evaluate)
@@ -104,7 +112,28 @@ def _parser() -> _Parser:
         "--out", metavar="PATH", help="dit: folder for a PNG of each image; masked-lm: file for texts as JSON lines"
     )
     sample.add_argument("--device", default="auto")
-    sample.set_defaults(run_command=commands.sample)
+    sample.set_defaults(run_command=sampling_commands.sample)
+
+    generate = subcommands.add_parser("generate", help="go on after prompts, token by token", allow_abbrev=False)
+    generate.add_argument("run", metavar="RUN", help="run folder (of blocks or a control), or a saved model")
+    generate.add_argument("--prompt", metavar="TEXT", action="append", help="once for each prompt (default: none)")
+    generate.add_argument("--num", metavar="N", default="1", help="texts of each prompt (default 1)")
+    generate.add_argument("--max-new-tokens", metavar="N", help="default 64, or as many as fit")
+    generate.add_argument("--temperature", metavar="T", help="of the distribution that tokens are drawn from")
+    generate.add_argument("--top-p", metavar="P", help="tokens are drawn from the most likely that have this share")
+    generate.add_argument("--decoding", choices=["chain", "average"], help="the chain's answer, or the blocks' average")
+    generate.add_argument("--num-sampling-steps", metavar="N", help="steps of the chain")
+    generate.add_argument("--start", choices=["zero", "noise"], help="start of the chain")
+    generate.add_argument("--bridge", choices=BRIDGES, help="from a step's answer to the next z")
+    generate.add_argument("--bridge-temperature", metavar="T", help="temperature of the answer in the bridge")
+    generate.add_argument("--bridge-top-k", metavar="K", help="tokens that the bridge top-k keeps")
+    generate.add_argument("--no-cache", action="store_true", help="read every text anew for each token: the same texts")
+    generate.add_argument("--stale-cache", action="store_true", help="fused chains: read no place twice (an ablation)")
+    generate.add_argument("--seed", default="0", help="seed of all noise")
+    generate.add_argument("--batch-size", metavar="N", default="64", help="texts at a time (default 64)")
+    generate.add_argument("--out", metavar="FILE", help="file for texts as JSON lines")
+    generate.add_argument("--device", default="auto")
+    generate.set_defaults(run_command=sampling_commands.generate)
 
     encode = subcommands.add_parser("encode", help="encode images as latents of an autoencoder", allow_abbrev=False)
     encode.add_argument("images", metavar="DIR", help="folder of images (as for dit-folder), or hub:NAME")
@@ -133,7 +162,7 @@ def _parser() -> _Parser:
         "--trunk", metavar="X", default="0.75", help="share of the trunk of blocks+trunk (default .75)"
     )
     compare.add_argument(
-        "--samples", metavar="N", help="dit: images of a sampling seed (default 1000); masked-lm: texts (200)"
+        "--samples", metavar="N", help="dit: images of a sampling seed (default 1000); language: texts (200)"
     )
     compare.add_argument("--sampling-seeds", metavar="N", default="3", help="seeds of samples (default 3)")
     _add_judges(compare)
@@ -179,16 +208,16 @@ def _add_sampling(parser: argparse.ArgumentParser) -> None:
         "--guidance", metavar="G", help="dit: classifier-free guidance; 1,2,1: by block (default: the run's)"
     )
     parser.add_argument("--vae", metavar="DIR", help="dit: autoencoder that decodes latents into images")
-    parser.add_argument("--temperature", metavar="T", help="masked-lm: temperature of the tokens (default: the run's)")
+    parser.add_argument("--temperature", metavar="T", help="language: temperature of the tokens (default: the run's)")
 
 
 def _add_judges(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--judge",
         metavar="MODEL",
-        help="masked-lm: causal model for generative perplexity (folder, hub name, smollm2)",
+        help="language: causal model for generative perplexity (folder, hub name, smollm2)",
     )
-    parser.add_argument("--mauve", metavar="MODEL", help="masked-lm: model whose features MAUVE is taken of")
+    parser.add_argument("--mauve", metavar="MODEL", help="language: model whose features MAUVE is taken of")
 
 
 def _did_you_mean(flag: str) -> str:

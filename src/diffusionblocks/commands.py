@@ -4,12 +4,12 @@ Each function returns the exit status. torch and what needs it are imported insi
 """
 
 import argparse
-import math
 import shlex
 import sys
 from pathlib import Path
 from typing import Any
 
+from diffusionblocks.arguments import device_of, guidance_of, number_of, refuse_foreign, steps_of, whole
 from diffusionblocks.errors import InputError
 from diffusionblocks.recipes import RECIPES, resolve
 
@@ -28,7 +28,7 @@ def train(arguments: argparse.Namespace) -> int:
     )
     suffix = "" if config.method == "blocks" else f"-{config.method}"
     run_dir = Path(arguments.run or f"runs/{config.recipe}{suffix}")
-    only = None if arguments.block is None else _whole("block", arguments.block, 0)
+    only = None if arguments.block is None else whole("block", arguments.block, 0)
 
     from diffusionblocks.report.tables import memory_table, show
     from diffusionblocks.training.run import export_model, make_trainers
@@ -36,7 +36,7 @@ def train(arguments: argparse.Namespace) -> int:
 
     trunk_run = None if arguments.trunk_run is None else Path(arguments.trunk_run)
     num_updates = 0
-    for trainer in make_trainers(config, run_dir, only, _device(arguments.device), trunk_dir=trunk_run):
+    for trainer in make_trainers(config, run_dir, only, device_of(arguments.device), trunk_dir=trunk_run):
         print(f"{'trunk' if trainer.is_trunk else config.method}: {trainer.plan()}")
         try:
             memory = trainer.train()
@@ -55,24 +55,41 @@ def train(arguments: argparse.Namespace) -> int:
 def eval(arguments: argparse.Namespace) -> int:
     from diffusionblocks.training.run import load_config
 
-    run_dir, seed, steps = Path(arguments.run), _whole("seed", arguments.seed, 0), _steps(arguments)
-    chains = 1 if arguments.chains is None else _whole("chains", arguments.chains, 1)
-    count = 3 if arguments.sampling_seeds is None else _whole("sampling_seeds", arguments.sampling_seeds, 1)
-    guidance = _guidance(arguments.guidance)
+    run_dir, seed, steps = Path(arguments.run), whole("seed", arguments.seed, 0), steps_of(arguments)
+    chains = 1 if arguments.chains is None else whole("chains", arguments.chains, 1)
+    count = 3 if arguments.sampling_seeds is None else whole("sampling_seeds", arguments.sampling_seeds, 1)
+    guidance = guidance_of(arguments.guidance)
     family = load_config(run_dir).family
-    _refuse_foreign(arguments, EVAL_FLAGS, family)
+    refuse_foreign(arguments, EVAL_FLAGS, family)
     options: Any
-    if family == "masked-lm":
+    if family == "causal-lm":
+        from diffusionblocks.evaluation.causal import CausalOptions
+
+        options = CausalOptions(
+            draws=4 if arguments.draws is None else whole("draws", arguments.draws, 1),
+            seed=seed,
+            samples=200 if arguments.samples is None else whole("samples", arguments.samples, 0),
+            sampling_seeds=range(seed, seed + count),
+            num_sampling_steps=steps,
+            decoding=arguments.decoding,
+            start=arguments.start,
+            bridge=arguments.bridge,
+            temperature=number_of("temperature", arguments.temperature),
+            top_p=number_of("top_p", arguments.top_p),
+            judge=arguments.judge,
+            mauve=arguments.mauve,
+        )
+    elif family == "masked-lm":
         from diffusionblocks.evaluation.language import LanguageOptions
 
         options = LanguageOptions(
-            draws=12 if arguments.draws is None else _whole("draws", arguments.draws, 1),
+            draws=12 if arguments.draws is None else whole("draws", arguments.draws, 1),
             seed=seed,
-            samples=200 if arguments.samples is None else _whole("samples", arguments.samples, 0),
+            samples=200 if arguments.samples is None else whole("samples", arguments.samples, 0),
             sampling_seeds=range(seed, seed + count),
             num_sampling_steps=steps,
             sampler=arguments.sampler,
-            temperature=_temperature(arguments.temperature),
+            temperature=number_of("temperature", arguments.temperature),
             judge=arguments.judge,
             mauve=arguments.mauve,
         )
@@ -80,7 +97,7 @@ def eval(arguments: argparse.Namespace) -> int:
         from diffusionblocks.evaluation.generation import GenerationOptions
 
         options = GenerationOptions(
-            samples=1000 if arguments.samples is None else _whole("samples", arguments.samples, 1),
+            samples=1000 if arguments.samples is None else whole("samples", arguments.samples, 1),
             seeds=range(seed, seed + count),
             num_sampling_steps=steps,
             sampler=arguments.sampler,
@@ -105,122 +122,34 @@ EVAL_FLAGS = {
     "vit": ("start", "chains", "decoding"),
     "dit": ("samples", "sampling_seeds", "sampler", "guidance", "features", "vae"),
     "masked-lm": ("draws", "samples", "sampling_seeds", "sampler", "temperature", "judge", "mauve"),
+    "causal-lm": (
+        *("draws", "samples", "sampling_seeds", "decoding", "start", "bridge", "temperature", "top_p"),
+        *("judge", "mauve"),
+    ),
 }
 """Flags of `dblocks eval` that not every family has."""
-
-SAMPLE_FLAGS = {
-    "dit": ("classes", "sampler", "guidance", "vae", "grid"),
-    "masked-lm": ("prompt", "infill", "blank", "sampler", "temperature"),
-}
-"""Flags of `dblocks sample` that not every family has."""
-
-
-def _refuse_foreign(arguments: argparse.Namespace, flags: dict[str, tuple[str, ...]], family: str) -> None:
-    """Refuse a flag that is given and that the family does not have."""
-    for other, names in flags.items():
-        for name in names:
-            value = getattr(arguments, name)
-            if value is not None and name not in flags.get(family, ()):
-                raise InputError(name, value, f"no such flag for a run of the family {family}", f"{other} has it")
 
 
 def _score(run_dir: Path, split: str, options: Any, data_dir: str | None, device: str) -> int:
     from diffusionblocks.evaluation.score import score_run
     from diffusionblocks.report.tables import score_lines, show
 
-    result = score_run(run_dir, split, options, data_dir, _device(device))
+    result = score_run(run_dir, split, options, data_dir, device_of(device))
     for line in score_lines(result):
         print(line) if isinstance(line, str) else show(line)
-    return 0
-
-
-def sample(arguments: argparse.Namespace) -> int:
-    from diffusionblocks.evaluation.opening import family_in
-
-    family = family_in(Path(arguments.run))
-    _refuse_foreign(arguments, SAMPLE_FLAGS, family)
-    return _sample_texts(arguments) if family == "masked-lm" else _sample_images(arguments)
-
-
-def _sample_texts(arguments: argparse.Namespace) -> int:
-    from diffusionblocks.evaluation.sample_text import TextOptions, sample_texts
-
-    options = TextOptions(
-        prompt=arguments.prompt or "",
-        infill=arguments.infill,
-        blank="_" if arguments.blank is None else arguments.blank,
-        num=4 if arguments.num is None else _whole("num", arguments.num, 1),
-        num_sampling_steps=_steps(arguments),
-        sampler=arguments.sampler,
-        temperature=_temperature(arguments.temperature),
-        seed=_whole("seed", arguments.seed, 0),
-        batch_size=_whole("batch_size", arguments.batch_size, 1),
-        resident=arguments.resident,
-    )
-    out = None if arguments.out is None else Path(arguments.out)
-    texts, what = sample_texts(Path(arguments.run), options, out, _device(arguments.device))
-    for number, text in enumerate(texts):
-        print(f"--- {number}\n{text}")
-    print(f"---\n{what}" + ("" if out is None else f": {out}"))
-    return 0
-
-
-def _sample_images(arguments: argparse.Namespace) -> int:
-    from diffusionblocks.evaluation.sample import SampleOptions, sample_run
-
-    options = SampleOptions(
-        classes=arguments.classes or "all",
-        num=64 if arguments.num is None else _whole("num", arguments.num, 1),
-        num_sampling_steps=_steps(arguments),
-        sampler=arguments.sampler,
-        guidance=_guidance(arguments.guidance),
-        seed=_whole("seed", arguments.seed, 0),
-        batch_size=_whole("batch_size", arguments.batch_size, 1),
-        resident=arguments.resident,
-        vae=arguments.vae,
-    )
-    grid, out = Path(arguments.grid or "samples.png"), None if arguments.out is None else Path(arguments.out)
-    print(sample_run(Path(arguments.run), options, grid, out, _device(arguments.device)))
     return 0
 
 
 def encode(arguments: argparse.Namespace) -> int:
     from diffusionblocks.data.encoding import encode_splits
 
-    size = _whole("image_size", arguments.image_size, 8)
-    batch = _whole("batch_size", arguments.batch_size, 1)
+    size = whole("image_size", arguments.image_size, 8)
+    batch = whole("batch_size", arguments.batch_size, 1)
     for line in encode_splits(
-        arguments.images, arguments.vae, Path(arguments.out), size, batch, _device(arguments.device)
+        arguments.images, arguments.vae, Path(arguments.out), size, batch, device_of(arguments.device)
     ):
         print(line)
     return 0
-
-
-def _steps(arguments: argparse.Namespace) -> int | None:
-    steps = arguments.num_sampling_steps
-    return None if steps is None else _whole("num_sampling_steps", steps, 1)
-
-
-def _guidance(text: str | None) -> float | tuple[float, ...] | None:
-    """One scale, or one for each block: 2.0, or 1,2,1."""
-    if text is None:
-        return None
-    try:
-        scales = tuple(float(part) for part in text.split(","))
-    except ValueError:
-        raise InputError("guidance", text, "a number, or one for each block such as 1,2,1") from None
-    if not all(math.isfinite(scale) and scale >= 0 for scale in scales):
-        raise InputError("guidance", text, "finite numbers of at least 0")
-    return scales[0] if len(scales) == 1 else scales
-
-
-def _temperature(text: str | None) -> float | None:
-    if text is None:
-        return None
-    try:
-        return float(text)
-    except ValueError:
-        raise InputError("temperature", text, "a number above 0") from None
 
 
 def compare(arguments: argparse.Namespace) -> int:
@@ -234,17 +163,17 @@ def compare(arguments: argparse.Namespace) -> int:
 
     _needs_report_extra()
     lists: Any = {name: tuple(getattr(arguments, name).split(",")) for name in _LISTS if getattr(arguments, name)}
-    samples = {} if arguments.samples is None else {"samples": _whole("samples", arguments.samples, 1)}
+    samples = {} if arguments.samples is None else {"samples": whole("samples", arguments.samples, 1)}
     comparison = Comparison(
         arguments.recipe,
         settings_of(arguments),
         None if arguments.config is None else Path(arguments.config),
-        seeds=_whole("seeds", arguments.seeds, 1),
-        folds=_whole("folds", arguments.folds, 1),
-        variant_seeds=None if arguments.variant_seeds is None else _whole("variant_seeds", arguments.variant_seeds, 1),
+        seeds=whole("seeds", arguments.seeds, 1),
+        folds=whole("folds", arguments.folds, 1),
+        variant_seeds=None if arguments.variant_seeds is None else whole("variant_seeds", arguments.variant_seeds, 1),
         trunk=arguments.trunk,
         split=arguments.split,
-        sampling_seeds=_whole("sampling_seeds", arguments.sampling_seeds, 1),
+        sampling_seeds=whole("sampling_seeds", arguments.sampling_seeds, 1),
         judge=arguments.judge,
         mauve=arguments.mauve,
         **samples,
@@ -252,7 +181,7 @@ def compare(arguments: argparse.Namespace) -> int:
     )
     folder = Path(arguments.out or f"runs/compare-{arguments.recipe}")
     try:
-        result = make(comparison, folder, _device(arguments.device))
+        result = make(comparison, folder, device_of(arguments.device))
     except Interrupted:
         print(f"dblocks: stopped and saved in {folder}; the same command goes on", file=sys.stderr)
         return 130
@@ -271,7 +200,7 @@ def predict(arguments: argparse.Namespace) -> int:
     from diffusionblocks.evaluation.predict import load_any
     from diffusionblocks.evaluation.predict import predict as answers
 
-    top = _whole("top", arguments.top, 1)
+    top = whole("top", arguments.top, 1)
     model = load_any(Path(arguments.run))
     for path, ranked in answers(model, arguments.images, arguments.invert, top):
         print(f"{path}: " + ", ".join(f"{name} {100 * p:.1f}%" for name, p in ranked))
@@ -310,7 +239,7 @@ def _write_report(folder: Path, split: str | None, data_dir: str | None, out: Pa
         command += [] if data_dir is None else ["--data-dir", data_dir]
         print(f"{run_dir} has no eval-{split}.json; running: dblocks {shlex.join(command)}")
         _score(run_dir, split, None, data_dir, device)
-    print(f"report: {write_report(folder, split, data_dir, out, _device(device))}")
+    print(f"report: {write_report(folder, split, data_dir, out, device_of(device))}")
 
 
 def plan(arguments: argparse.Namespace) -> int:
@@ -335,30 +264,3 @@ def recipes(arguments: argparse.Namespace) -> int:
     for name, recipe in RECIPES.items():
         print(f"{name:18} {(recipe.__doc__ or '').splitlines()[0]}")
     return 0
-
-
-def _whole(setting: str, text: str, least: int) -> int:
-    try:
-        value = int(text)
-    except ValueError:
-        value = None
-    if value is None or value < least:
-        raise InputError(setting, text, f"a whole number of at least {least}")
-    return value
-
-
-def _device(name: str) -> str:
-    """The device to use.
-
-    Raises:
-        InputError: not a device, or one that this machine does not have.
-    """
-    import torch
-
-    if name == "auto":
-        return "cuda" if torch.cuda.is_available() else "cpu"
-    try:
-        torch.zeros(1, device=name)
-    except (RuntimeError, AssertionError) as error:
-        raise InputError("device", name, "a device of this machine", str(error).splitlines()[0]) from None
-    return name

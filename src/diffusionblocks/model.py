@@ -69,6 +69,10 @@ class BlockwiseModel(nn.Module):
         options = block_class.decoding_options(self.config, num_sampling_steps, **options)
         return block_class.decode(self.block_list, x, plan_of(self.config, num_sampling_steps), **options)
 
+    def generate(self, x: Tensor, **options: Any) -> Tensor:
+        """`decode` of a model of text, by the name that it has in transformers: token ids that go on after prompts."""
+        return self.decode(x, **options)
+
     def forward(self, x: Tensor, labels: Tensor | None = None, **options: Any) -> Any:
         """Run the stored plan on x; the result is the model output of the backbone's own class.
 
