@@ -16,7 +16,7 @@ from diffusionblocks.evaluation.language import EXAMPLES, judges, reference_text
 from diffusionblocks.evaluation.next_token import CausalModel, evaluate_next_token
 from diffusionblocks.evaluation.text_scores import score_texts
 from diffusionblocks.families.causal_decoding import Decoding, generate, plain_decoding
-from diffusionblocks.families.causal_lm import CausalLmEnsemble
+from diffusionblocks.families.causal_networks import CausalLmEnsemble
 from diffusionblocks.marks import BEGIN, PAD
 from diffusionblocks.memory import forward_memory
 from diffusionblocks.model import BlockwiseModel

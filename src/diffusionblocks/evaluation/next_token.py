@@ -19,7 +19,8 @@ from torch import Tensor
 from diffusionblocks.data.text import TokenSet
 from diffusionblocks.errors import InputError
 from diffusionblocks.evaluation.likelihood import standard_error
-from diffusionblocks.families.causal_lm import CausalLmBlock, CausalLmEnsemble, PlainCausalLm, average
+from diffusionblocks.families.causal_lm import CausalLmBlock
+from diffusionblocks.families.causal_networks import CausalLmEnsemble, PlainCausalLm, average
 from diffusionblocks.families.token_loss import CHUNK_LOGITS
 from diffusionblocks.marks import PAD, before
 from diffusionblocks.model import BlockwiseModel

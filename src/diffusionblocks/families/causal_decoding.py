@@ -18,7 +18,8 @@ from transformers import DynamicCache
 
 from diffusionblocks.config import CausalLmConfig
 from diffusionblocks.errors import InputError
-from diffusionblocks.families.causal_lm import CausalLmBlock, PlainCausalLm, attention_masks, average
+from diffusionblocks.families.causal_lm import CausalLmBlock
+from diffusionblocks.families.causal_networks import PlainCausalLm, attention_masks, average
 from diffusionblocks.marks import BEGIN, PAD
 from diffusionblocks.randomness import keyed_generator
 from diffusionblocks.sampling import PlanStep, SamplingPlan
