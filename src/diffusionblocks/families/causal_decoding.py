@@ -200,7 +200,7 @@ class Reader:
         asked = (tokens.new_zeros(size, width, dtype=torch.float32) if z is None else z)[:, None]
         if not network.is_fused:
             clean, noisy = network.embed(tokens[:, first:]), network.enter(asked, sigma)
-            embeds = torch.cat([clean, noisy.to(clean.dtype)], dim=1)
+            embeds = torch.cat([clean, noisy], dim=1)
             with network.at(asked, sigma, clean.shape[1]):
                 return network.head(self._attend(texts, embeds, texts.place(first, last + 1), last))
         if self.number is None:  # z = 0 in every place: a place is read once

@@ -115,8 +115,9 @@ class CausalLmBlock(Block):
         return self.backbone.get_output_embeddings()(states)[..., : self.vocabulary.size]  # type: ignore[operator]
 
     def enter(self, z: Tensor, sigma: Tensor) -> Tensor:
-        """What z (B, n, target_dim) at sigma (B,) or (B, n) adds to embeddings (B, n, d)."""
-        return self.entry(precondition.scaled(z, sigma, self.sigma_data))
+        """What z (B, n, target_dim) at sigma (B,) or (B, n) adds to embeddings (B, n, d), in their dtype."""
+        network: Any = self.backbone
+        return self.entry(precondition.scaled(z, sigma, self.sigma_data)).to(network.dtype)
 
     def modulation(self, z: Tensor, sigma: Tensor, clean: int | None = None) -> Modulation:
         """By level for noisy places; in concat, exactly neutral for the clean ones before them (None: as many)."""
@@ -142,7 +143,7 @@ class CausalLmBlock(Block):
         clean, noisy = self.embed(x), self.enter(z, sigma)
         place = torch.arange(x.shape[1], device=x.device)
         # A noisy place is where its y would be; it sees the clean places up to that of the token before y.
-        return self.two_streams(clean, noisy.to(clean.dtype), place, place + 1, place[:, None] >= place)
+        return self.two_streams(clean, noisy, place, place + 1, place[:, None] >= place)
 
     def two_streams(self, first: Tensor, second: Tensor, place: Tensor, places: Tensor, sees: Tensor) -> Tensor:
         """Last hidden states (B, n, d) of the second of two streams of places (its level is set).
