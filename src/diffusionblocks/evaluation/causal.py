@@ -15,7 +15,8 @@ from diffusionblocks.data.tokenizers import Tokenizer
 from diffusionblocks.evaluation.language import EXAMPLES, judges, reference_texts
 from diffusionblocks.evaluation.next_token import CausalModel, evaluate_next_token
 from diffusionblocks.evaluation.text_scores import score_texts
-from diffusionblocks.families.causal_decoding import Decoding, generate, plain_decoding
+from diffusionblocks.families.causal_choice import Decoding, plain_decoding
+from diffusionblocks.families.causal_decoding import generate
 from diffusionblocks.families.causal_networks import CausalLmEnsemble
 from diffusionblocks.marks import BEGIN, PAD
 from diffusionblocks.memory import forward_memory

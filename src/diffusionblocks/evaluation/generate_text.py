@@ -17,7 +17,8 @@ from diffusionblocks.data.tokenizers import Tokenizer, load_tokenizer
 from diffusionblocks.errors import InputError
 from diffusionblocks.evaluation.causal import ONE_STEP, CausalModel, networks_of, stop_token, text_of, words_of
 from diffusionblocks.evaluation.opening import family_in
-from diffusionblocks.families.causal_decoding import Decoding, generate, plain_decoding
+from diffusionblocks.families.causal_choice import Decoding, plain_decoding
+from diffusionblocks.families.causal_decoding import generate
 from diffusionblocks.marks import PAD
 from diffusionblocks.model import BlockwiseModel
 from diffusionblocks.training.data import TOKENIZER_FOLDER
