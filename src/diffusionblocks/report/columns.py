@@ -9,7 +9,7 @@ from diffusionblocks.report.statistics import Key, mean_sd, paired_difference, v
 from diffusionblocks.report.text import brief_difference, number
 
 
-def table_row(key: Key, groups: Groups, metric: Metric = METRICS["accuracy"]) -> dict[str, str]:
+def table_row(key: Key, groups: Groups, metric: Metric = METRICS["vit"]) -> dict[str, str]:
     """One line of the table: every number with its unit in the column's name, and n of its own."""
     rows, (unit, size) = groups[key], unit_of(groups)
     mean, sd = mean_sd(values(rows, metric.name))

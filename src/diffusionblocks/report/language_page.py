@@ -23,7 +23,7 @@ from diffusionblocks.report.run_parts import (
 )
 from diffusionblocks.report.sampled import noise_of
 
-BOUND = METRICS["bits_per_character"]
+BOUND = METRICS["masked-lm"]
 OF_TEXT = ("divergence_characters_4", "distinct_words_2", "repetition_words_4", "perplexity", "mauve")
 """The metrics of generated text that are among the first numbers."""
 

@@ -129,7 +129,7 @@ def denoising_table(result: dict[str, Any]) -> Table:
     return table
 
 
-def compare_table(groups: Groups, metric: Metric = METRICS["accuracy"]) -> Table:
+def compare_table(groups: Groups, metric: Metric = METRICS["vit"]) -> Table:
     """The rows of a comparison: score, spread, difference to end to end, memory by kind, time."""
     rows = [table_row(key, groups, metric) for key in groups]
     table = Table(title="means over n runs; memory is that of one update of the largest unit, each kind's own maximum")

@@ -18,7 +18,7 @@ from diffusionblocks.report.statistics import Difference, Key, Row, beats, mean_
 from diffusionblocks.report.text import difference, measured, named, points_with_spread, scored
 
 STATES = ("weights", "gradients", "optimizer")
-ACCURACY = METRICS["accuracy"]
+ACCURACY = METRICS["vit"]
 
 
 def cards(groups: Groups, metric: Metric = ACCURACY) -> list[dict[str, str]]:
@@ -154,6 +154,9 @@ def savings(groups: Groups) -> list[str]:
         if step is not None:
             sentence += f" A denoising step takes {step:.3f} of its FLOPs"
             sentence += "." if speed is None else f", and sampling makes {speed:.2f} times its images a second."
+        tokens = ratio(groups, key, "tokens_per_second")
+        if tokens is not None:
+            sentence += f" Generating makes {tokens:.2f} times its tokens a second."
         found[name_of(key)] = sentence
     return list(found.values())
 
