@@ -8,6 +8,7 @@ from rich.table import Table
 
 from diffusionblocks.memory import MemoryReport
 from diffusionblocks.planner import PlanRow, precision_here
+from diffusionblocks.report.causal_tables import causal_lines
 from diffusionblocks.report.columns import table_row, terminal_columns
 from diffusionblocks.report.groups import Groups
 from diffusionblocks.report.language_tables import language_lines
@@ -94,7 +95,7 @@ def score_lines(result: dict[str, Any]) -> list[Table | str]:
     """What `dblocks eval` shows of its result."""
     memory = forward_memory_line(result["memory_bytes"])
     if "bits_per_character" in result:
-        return language_lines(result, memory)
+        return (causal_lines if "answers" in result else language_lines)(result, memory)
     what = f"{result['method']}, {result['split']} split, {result['images']} images"
     if "denoising" in result:
         how = f"{result['sampler']}, {result['num_sampling_steps']} steps, guidance {result['guidance']}"
