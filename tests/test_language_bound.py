@@ -15,7 +15,7 @@ from diffusionblocks.report.statistics import group
 from diffusionblocks.report.tables import compare_table, score_lines
 from diffusionblocks.report.verdicts import cards, depth, leads
 
-BOUND = METRICS["bits_per_character"]
+BOUND = METRICS["masked-lm"]
 
 
 def paired(own, other):

@@ -23,7 +23,7 @@ from diffusionblocks.report.statistics import beats, group
 from diffusionblocks.report.tables import compare_table
 from diffusionblocks.report.verdicts import cards, depth, leads, savings
 
-FID = METRICS["fid"]
+FID = METRICS["dit"]
 WHOLE, SHALLOW, LONGER, BLOCKS, TRUNK = ([row["metrics"]["fid"] for row in ROWS[k : k + 3]] for k in range(0, 15, 3))
 
 

@@ -273,7 +273,7 @@ def _megabytes(size: int) -> str:
 
 def points(share: float) -> str:
     """A difference of shares in points of a percentage."""
-    return _difference(share, METRICS["accuracy"])
+    return _difference(share, METRICS["vit"])
 
 
 def _difference(value: float, metric: Metric) -> str:

@@ -3,13 +3,13 @@
 import math
 
 from diffusionblocks.memory import KINDS
-from diffusionblocks.report.groups import BUDGETS, Groups, control, mean_bytes, name_of, ratio, unit_of
+from diffusionblocks.report.groups import BUDGETS, Groups, control, is_bound, mean_bytes, name_of, ratio, unit_of
 from diffusionblocks.report.metrics import METRICS, Column, Metric
 from diffusionblocks.report.statistics import Key, mean_sd, paired_difference, values
 from diffusionblocks.report.text import brief_difference, number
 
 
-def table_row(key: Key, groups: Groups, metric: Metric = METRICS["accuracy"]) -> dict[str, str]:
+def table_row(key: Key, groups: Groups, metric: Metric = METRICS["vit"]) -> dict[str, str]:
     """One line of the table: every number with its unit in the column's name, and n of its own."""
     rows, (unit, size) = groups[key], unit_of(groups)
     mean, sd = mean_sd(values(rows, metric.name))
@@ -27,6 +27,8 @@ def table_row(key: Key, groups: Groups, metric: Metric = METRICS["accuracy"]) ->
         metric.spread: number(metric.scale * sd, metric.digits),
         metric.against: against,
     }
+    if is_bound(rows):
+        row[metric.heading] += " (bound)"
     for column in shown_columns(groups, metric):
         row[column.heading] = number(column.scale * mean_sd(values(rows, column.source))[0], column.digits)
     for column in metric.ratios:

@@ -6,12 +6,15 @@ from typing import Any
 from markupsafe import Markup
 
 from diffusionblocks.compare import COMPARE_FILE
+from diffusionblocks.comparison import SIDES
 from diffusionblocks.errors import InputError
 from diffusionblocks.memory import KINDS
 from diffusionblocks.report import figures
+from diffusionblocks.report.causal_page import BITS, blocks_beside_shallow
 from diffusionblocks.report.columns import table_row
 from diffusionblocks.report.comparison import Stored, load_comparison, measured_with
-from diffusionblocks.report.groups import Groups, mean_bytes, name_of, runs, unit_of
+from diffusionblocks.report.groups import Groups, is_main, mean_bytes, name_of, runs, unit_of
+from diffusionblocks.report.panel import Panel
 from diffusionblocks.report.passages import bits_of_methods, passages_of_methods
 from diffusionblocks.report.run_parts import predicted_bytes, settings_of
 from diffusionblocks.report.sampled import denoising_of_methods, first_runs, grids
@@ -41,7 +44,7 @@ def compare_page(folder: Path) -> dict[str, Any]:
             "measured_with": measured_with(content),
             "words": ("budget", metric.against),
             "dots": figures.dots("dots", *_points(stored)),
-            "by_level": [*denoising_of_methods("denoising", first), *bits_of_methods("bits", first)],
+            "by_level": [*denoising_of_methods("denoising", first), *bits_of_methods("bits", first), *_blocks(stored)],
             "grids": grids(stored, first),
             "passages": passages_of_methods(first, metric),
             "memory": _memory(groups, folder),
@@ -63,6 +66,10 @@ def _points(stored: Stored) -> tuple[dict[str, list[float]], str]:
     return labels, f"{metric.heading} (a point per run, n ≤ {max(map(len, scores.values()))})"
 
 
+def _blocks(stored: Stored) -> list[Panel]:
+    return blocks_beside_shallow("blocks", stored.groups) if stored.metric is BITS else []
+
+
 def _budget(key: Key) -> str:
     return f"{key.updates:,} updates" + (" (samples)" if key.budget == "samples" else "")
 
@@ -71,8 +78,8 @@ def _memory(groups: Groups, folder: Path) -> Markup:
     """Measured memory of each method, and what is predicted where there is a run folder of it."""
     predicted, stacks = _predicted(folder), {}
     for key, rows in groups.items():
-        # A budget changes how long, not how much, and so does a variant.
-        name = name_of(key._replace(variant=""))
+        # A budget changes how long, not how much, and so does a variant, but for blocks of another kind.
+        name = name_of(key if is_main(key) else key._replace(variant=""))
         if name not in stacks:
             stacks[name] = mean_bytes(rows)
             if name in predicted:
@@ -86,8 +93,16 @@ def _predicted(folder: Path) -> dict[str, dict[str, float]]:
     for path in sorted((folder / "runs").glob(f"*/{CONFIG_FILE}")):
         settings = settings_of(path.parent)
         method = "blocks+trunk" if settings["trunk"] else settings["method"]
-        name = name_of(Key(method, settings["preset"], settings["num_blocks"], "", 0))
+        name = name_of(Key(method, settings["preset"], settings["num_blocks"], "", 0, _side(settings)))
         if name not in found:
             total = predicted_bytes(path.parent)
             found[name] = {kind: total[kind] for kind in KINDS}
     return found
+
+
+def _side(settings: dict[str, Any]) -> str:
+    """The kind of blocks that a run has, if its family has blocks of several kinds and its preset does not say it."""
+    if settings["method"] != "blocks" or settings["preset"] != "default":
+        return ""
+    sides = SIDES.get(settings["family"], {})
+    return next((side for side, own in sides.items() if all(settings[k] == v for k, v in own.items())), "")

@@ -65,7 +65,7 @@ def measured_with(content: dict[str, Any]) -> list[str]:
 def _language_words(content: dict[str, Any]) -> list[str]:
     found = [estimate_words(content["likelihood"], content.get("split", "test"))]
     if "sampling" in content:
-        found.append(f"Text: {sampling_words(content['sampling'])}")
+        found.append(f"Text: {sampling_words(content['sampling'], of_many=True)}")
     return [*found, *reference_words(content.get("text_reference") or {})]
 
 

@@ -20,7 +20,7 @@ from diffusionblocks.report.run_parts import (
 )
 from diffusionblocks.report.sampled import Picture, denoising_of_run, noise_of, pictures_of
 
-FID = METRICS["fid"]
+FID = METRICS["dit"]
 
 
 def generation_page(run_dir: Path, split: str, prefix: str = "") -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from diffusionblocks.comparison import SIDES
 from diffusionblocks.memory import KINDS
 from diffusionblocks.report.statistics import Key, Row, mean_sd
 from diffusionblocks.report.text import byte_unit
@@ -20,6 +21,16 @@ def name_of(key: Key) -> str:
     name = key.method if key.method in WHOLE else f"{key.method}, B = {key.num_blocks}"
     name += ", paper preset" if key.preset == "paper" else ""
     return f"{name}, {key.variant}" if key.variant else name
+
+
+def is_main(key: Key) -> bool:
+    """Whether a group is one of the table's main rows: without a variant, or blocks of the family's other kind."""
+    return not key.variant or any(key.variant in sides for sides in SIDES.values())
+
+
+def is_bound(rows: Sequence[Row]) -> bool:
+    """Whether the answer of these runs has a bound where that of others is exact."""
+    return any(row["metrics"].get("estimate") == "bound" for row in rows)
 
 
 def control(groups: Groups, method: str, key: Key, updates: int | None = None) -> Key | None:

@@ -1,4 +1,4 @@
-"""What the reports of language models say in words: of the bound, of sampling, of the metrics of generated text."""
+"""What the reports of language models say in words: of bits, of sampling, of the metrics of generated text."""
 
 import re
 from collections.abc import Mapping
@@ -14,6 +14,13 @@ NAMES = {
     "mauve": ("MAUVE", 4),
 }
 """Kinds of metrics of text in words, and their decimals."""
+
+DECODINGS = {
+    "network": "the network's answer",
+    "average": "the average of log-probabilities",
+    "chain": "a chain of {num_sampling_steps} steps (start: {start}; bridge: {bridge})",
+}
+"""What autoregressive models draw a token from."""
 
 
 def metric_name(metric: str) -> str:
@@ -37,21 +44,26 @@ def held_out_value(scores: Mapping[str, Any]) -> float | None:
 
 
 def estimate_words(of: Mapping[str, Any], split: str) -> str:
-    """How a bound was estimated, and of what."""
-    return (
-        f"The bound is an estimate from {of['draws']} masks of every window of the {split} split "
-        f"({of['characters']:,} characters, tokenizer: {of['tokenizer']}; seed {of['seed']})."
-    )
+    """How bits were estimated, and of what."""
+    what = f"{of['characters']:,} characters, tokenizer: {of['tokenizer']}; seed {of['seed']}"
+    if "draws" not in of:
+        return (
+            f"Every window of the {split} split is read by itself, so that a token is told from what is before it in "
+            f"its window alone ({what} of the noise)."
+        )
+    return f"The bound is an estimate from {of['draws']} masks of every window of the {split} split ({what})."
 
 
-def sampling_words(sampling: Mapping[str, Any]) -> str:
-    """How text was generated, and how much."""
+def sampling_words(sampling: Mapping[str, Any], of_many: bool = False) -> str:
+    """How text was generated, and how much; `of_many`: by several methods, each with its own answer."""
     seeds = sampling["seeds"] if isinstance(sampling["seeds"], int) else len(sampling["seeds"])
     each = f"of each of {seeds} sampling seeds" if seeds > 1 else "of one sampling seed"
-    return (
-        f"{sampling['samples']:,} texts {each}, generated with {sampling['sampler']} in "
-        f"{sampling['num_sampling_steps']} steps at temperature {sampling['temperature']:g}."
-    )
+    how = f"generated with {sampling['sampler']} in {sampling.get('num_sampling_steps')} steps"
+    if sampling["sampler"] in DECODINGS:
+        answer = "each method's own answer" if of_many else DECODINGS[sampling["sampler"]].format(**sampling)
+        how = f"generated token by token from {answer}"
+    top = f" and top-p {sampling['top_p']:g}" if sampling.get("top_p", 1) < 1 else ""
+    return f"{sampling['samples']:,} texts {each}, {how} at temperature {sampling['temperature']:g}{top}."
 
 
 def reference_words(reference: Mapping[str, Any]) -> list[str]:

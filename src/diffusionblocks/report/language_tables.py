@@ -8,6 +8,9 @@ from rich.table import Table
 from diffusionblocks.report.language import digits_of, held_out_value, metric_name, sampling_words
 from diffusionblocks.report.text import number
 
+WORDS = ("metric", "answer", "estimate", "what it is")
+"""Columns of words."""
+
 
 def share_rows(result: dict[str, Any]) -> list[dict[str, str]]:
     """Of every block its masked shares, its part of the bound, and its bits per masked token; then of all of them."""
@@ -40,30 +43,40 @@ def text_rows(text: dict[str, Any]) -> list[dict[str, str]]:
 
 def bound_line(result: dict[str, Any]) -> str:
     """The bound with its standard error, if it has one, and of how much text it is."""
-    error = "" if math.isnan(result["se"]) else f" ± {result['se']:.3f}"
     return (
-        f"{result['bits_per_character']:.3f} bits per character{error} "
+        f"{result['bits_per_character']:.3f} bits per character{error_words(result)} "
         f"(an upper bound; {result['characters']:,} characters)"
     )
+
+
+def error_words(result: dict[str, Any]) -> str:
+    """The standard error, where there are windows to have one of."""
+    return "" if math.isnan(result["se"]) else f" ± {result['se']:.3f}"
+
+
+def text_lines(result: dict[str, Any]) -> list[Table | str]:
+    """What `dblocks eval` shows of generated text."""
+    if "text" not in result:
+        return []
+    lines: list[Table | str] = [table_of("generated text", text_rows(result["text"]))]
+    if "sampling" in result:
+        lines.append(sampling_words(result["sampling"]))
+    return [*lines, *(f"note: {note}" for note in result["text"].get("notes", []))]
 
 
 def language_lines(result: dict[str, Any], memory: str) -> list[Table | str]:
     """What `dblocks eval` shows of a language model, with the line on memory; the bound comes last."""
     title = f"bits per character, by block (an upper bound; {result['draws']} masks of every window)"
-    lines: list[Table | str] = [_table(title, share_rows(result))]
-    if "text" in result:
-        lines.append(_table("generated text", text_rows(result["text"])))
-        if "sampling" in result:
-            lines.append(sampling_words(result["sampling"]))
-        lines += [f"note: {note}" for note in result["text"].get("notes", [])]
+    lines: list[Table | str] = [table_of(title, share_rows(result))]
     what = f"{result['method']}, {result['split']} split, {result['tokens']:,} tokens"
-    return [*lines, memory, f"{what}: {bound_line(result)}"]
+    return [*lines, *text_lines(result), memory, f"{what}: {bound_line(result)}"]
 
 
-def _table(title: str, rows: list[dict[str, str]]) -> Table:
+def table_of(title: str, rows: list[dict[str, str]]) -> Table:
+    """Rows as a table, words to the left and numbers to the right."""
     table = Table(title=title)
     for name in rows[0]:
-        table.add_column(name, justify="left" if name == "metric" else "right")
+        table.add_column(name, justify="left" if name in WORDS else "right")
     for row in rows:
         table.add_row(*row.values())
     return table

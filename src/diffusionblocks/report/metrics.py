@@ -94,8 +94,18 @@ class Metric:
         return any(column.source == "chain_gain" for column in self.columns)
 
 
+OF_TEXT = (
+    Column("n-gram divergence, bits", "ngram_divergence", digits=4),
+    Column("distinct-2", "distinct_2", digits=3),
+    Column("entropy, bits", "entropy", digits=3, page_only=True),
+    Column("repetition", "repetition", digits=3, page_only=True),
+    Column("generative perplexity", "generative_perplexity", digits=1, page_only=True),
+    Column("MAUVE", "mauve", digits=3, page_only=True),
+)
+"""Statistics of generated text."""
+
 METRICS = {
-    "accuracy": Metric(
+    "vit": Metric(
         "accuracy",
         "accuracy",
         "%",
@@ -111,7 +121,7 @@ METRICS = {
         note="The accuracy of blocks is that of the preset's answer: the average of the blocks at z = 0 in the default "
         "preset, the chain's last in the paper's; the chain's gain is shown for both.",
     ),
-    "fid": Metric(
+    "dit": Metric(
         "fid",
         "FID",
         "",
@@ -136,7 +146,7 @@ METRICS = {
         note="A lower FID is better. There is no ensemble of shallow networks among the controls: an ensemble averages "
         "answers, and denoisers of images averaged at every step are another model. Ratios are to end to end.",
     ),
-    "bits_per_character": Metric(
+    "masked-lm": Metric(
         "bits_per_character",
         "likelihood bound",
         "bits/char",
@@ -147,12 +157,7 @@ METRICS = {
             Column("se over windows, bits/char", "se", digits=4, page_only=True),
             Column("bits per token", "bits_per_token", digits=3, page_only=True),
             Column("block 0, bits per masked token", "block0_bits", digits=3, page_only=True),
-            Column("n-gram divergence, bits", "ngram_divergence", digits=4),
-            Column("distinct-2", "distinct_2", digits=3),
-            Column("entropy, bits", "entropy", digits=3, page_only=True),
-            Column("repetition", "repetition", digits=3, page_only=True),
-            Column("generative perplexity", "generative_perplexity", digits=1, page_only=True),
-            Column("MAUVE", "mauve", digits=3, page_only=True),
+            *OF_TEXT,
         ),
         note="Bits per character are an upper bound on the negative log-likelihood of held-out text, an estimate of "
         "the NELBO; lower is better. The estimator and its random numbers are the same for every method. Each block is "
@@ -160,19 +165,55 @@ METRICS = {
         "answer is the average of its members' log-probabilities.",
         is_bound=True,
     ),
+    "causal-lm": Metric(
+        "bits_per_character",
+        "negative log-likelihood",
+        "bits/char",
+        scale=1,
+        digits=3,
+        lower_is_better=True,
+        columns=(
+            Column("se over windows, bits/char", "se", digits=4, page_only=True),
+            Column("bits per token", "bits_per_token", digits=3, page_only=True),
+            Column("block 0, bits/char", "block0_bits", digits=3, page_only=True),
+            Column("average, bits/char", "average_bits", digits=3, page_only=True),
+            Column("chain (bound), bits/char", "chain_bits", digits=3),
+            Column("block 0 from noise (bound), bits/char", "noisy_start_bits", digits=3, page_only=True),
+            *OF_TEXT,
+        ),
+        ratios=(Column("tokens/s when generating, ratio", "tokens_per_second"),),
+        costs=(
+            Column("tokens/s when generating", "tokens_per_second", digits=1, page_only=True),
+            Column("readout's share of multiplications, %", "head_share", 100, 1, page_only=True),
+        ),
+        note="Bits per character are the negative log-likelihood of held-out text; lower is better. It is exact for "
+        "every answer at z = 0. The chain of blocks and a noisy start have an upper bound instead: rows that answer "
+        "with the chain, as in the paper's preset, are marked as bounds, and so is a difference from them. The "
+        "ensemble of shallow networks averages its members' log-probabilities. Blocks answer, but for the paper's "
+        "preset, with the average of their log-probabilities at z = 0, which is an ensemble of shallow networks too. "
+        "The target is one discrete token, to which noise adds Bayes' rule alone: what a chain knows of the next token "
+        "is what its blocks know without z, so it has no more to give than its best block.",
+    ),
 }
+"""What each family is compared by."""
+
+_FAMILIES = {"accuracy": "vit", "fid": "dit", "bits_per_character": "masked-lm"}
+"""Of comparisons that do not name their family, the one that has such a metric."""
 
 
 def metric_of(stored: Mapping[str, Any]) -> Metric:
-    """The metric of what `dblocks compare` stores; accuracy where none is named.
+    """The metric of what `dblocks compare` stores; accuracy where neither a family nor a metric is named.
 
     Raises:
-        InputError: a metric that this version does not know.
+        InputError: a family or a metric that this version does not know.
     """
     name = stored.get("metric", "accuracy")
-    if name not in METRICS:
-        raise InputError("metric", name, f"one of {', '.join(METRICS)}")
-    return METRICS[name]
+    if "family" not in stored and name not in _FAMILIES:
+        raise InputError("metric", name, f"one of {', '.join(_FAMILIES)}")
+    family = stored.get("family") or _FAMILIES[name]
+    if family not in METRICS:
+        raise InputError("family", family, f"one of {', '.join(METRICS)}")
+    return METRICS[family]
 
 
 def _heading(text: str, unit: str) -> str:

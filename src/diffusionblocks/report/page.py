@@ -9,6 +9,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from diffusionblocks import checkpoint
 from diffusionblocks.config import read_json
 from diffusionblocks.errors import InputError
+from diffusionblocks.report.causal_page import causal_page
 from diffusionblocks.report.compare_page import COMPARE_FILE, compare_page
 from diffusionblocks.report.generation_page import generation_page
 from diffusionblocks.report.language_page import language_page
@@ -99,10 +100,16 @@ def _language(run_dir: Path, split: str, data_dir: str | None, prefix: str, devi
     return language_page(run_dir, split, prefix)
 
 
+def _next_token(run_dir: Path, split: str, data_dir: str | None, prefix: str, device: str) -> dict[str, Any]:
+    """Everything it shows is in the run folder, so it asks for no data."""
+    return causal_page(run_dir, split, prefix)
+
+
 PAGES: dict[str, Callable[[Path, str, str | None, str, str], dict[str, Any]]] = {
     "vit": _classification,
     "dit": _generation,
     "masked-lm": _language,
+    "causal-lm": _next_token,
 }
 """What makes the page of a run, by its family: (run folder, split, data folder, prefix, device) -> page."""
 

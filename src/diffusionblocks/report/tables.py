@@ -8,6 +8,7 @@ from rich.table import Table
 
 from diffusionblocks.memory import MemoryReport
 from diffusionblocks.planner import PlanRow, precision_here
+from diffusionblocks.report.causal_tables import causal_lines
 from diffusionblocks.report.columns import table_row, terminal_columns
 from diffusionblocks.report.groups import Groups
 from diffusionblocks.report.language_tables import language_lines
@@ -94,7 +95,7 @@ def score_lines(result: dict[str, Any]) -> list[Table | str]:
     """What `dblocks eval` shows of its result."""
     memory = forward_memory_line(result["memory_bytes"])
     if "bits_per_character" in result:
-        return language_lines(result, memory)
+        return (causal_lines if "answers" in result else language_lines)(result, memory)
     what = f"{result['method']}, {result['split']} split, {result['images']} images"
     if "denoising" in result:
         how = f"{result['sampler']}, {result['num_sampling_steps']} steps, guidance {result['guidance']}"
@@ -129,7 +130,7 @@ def denoising_table(result: dict[str, Any]) -> Table:
     return table
 
 
-def compare_table(groups: Groups, metric: Metric = METRICS["accuracy"]) -> Table:
+def compare_table(groups: Groups, metric: Metric = METRICS["vit"]) -> Table:
     """The rows of a comparison: score, spread, difference to end to end, memory by kind, time."""
     rows = [table_row(key, groups, metric) for key in groups]
     table = Table(title="means over n runs; memory is that of one update of the largest unit, each kind's own maximum")

@@ -8,6 +8,8 @@ from diffusionblocks.report.groups import (
     Groups,
     common_updates,
     control,
+    is_bound,
+    is_main,
     mean_bytes,
     name_of,
     ratio,
@@ -18,7 +20,7 @@ from diffusionblocks.report.statistics import Difference, Key, Row, beats, mean_
 from diffusionblocks.report.text import difference, measured, named, points_with_spread, scored
 
 STATES = ("weights", "gradients", "optimizer")
-ACCURACY = METRICS["accuracy"]
+ACCURACY = METRICS["vit"]
 
 
 def cards(groups: Groups, metric: Metric = ACCURACY) -> list[dict[str, str]]:
@@ -52,12 +54,12 @@ def leads(groups: Groups, metric: Metric = ACCURACY) -> list[str]:
     beside = []
     for key, rows in _at_equal_evaluations(groups):
         other = control(groups, "end-to-end", key)
-        if other is None or key.variant:
+        if other is None or not is_main(key):
             continue
         found = paired_difference(rows, groups[other], metric.name)
         sentence = f"{name_of(key)}: {scored(_measured(rows, metric), metric)}, {difference(found, metric)} "
         sentence += "beside end to end at equal layer evaluations"
-        beside.append(f"{sentence}{_reading(found, key.method, 'end to end', metric)}.")
+        beside.append(f"{sentence}{_reading(found, key.method, 'end to end', metric, is_bound(rows))}.")
     return [*_without_gain(groups), *beside] if metric.has_chain else [*beside, *_beside_shallow(groups, metric)]
 
 
@@ -83,20 +85,22 @@ def _beside_shallow(groups: Groups, metric: Metric) -> list[str]:
         )
         for name, which, method, of_updates in others:
             other = control(groups, method, key, of_updates)
-            if other is None or key.variant:
+            if other is None or not is_main(key):
                 continue
             d = paired_difference(rows, groups[other], metric.name)
             found.append(
                 f"{name_of(key)}, minus {name}{which}: {named(difference(d, metric), metric)}"
-                f"{_reading(d, key.method, name, metric)}."
+                f"{_reading(d, key.method, name, metric, is_bound(rows))}."
             )
     return found
 
 
-def _reading(d: Difference, own: str, other: str, metric: Metric) -> str:
-    """Which side a difference speaks for, where a plus sign does not say so itself."""
+def _reading(d: Difference, own: str, other: str, metric: Metric, bounded: bool) -> str:
+    """Which side a difference speaks for, where a plus sign does not say so itself; `bounded`: own is a bound alone."""
     if not metric.lower_is_better or d.n == 0:
         return ""
+    if bounded and not d.high < 0:
+        return "; lower is better, but a bound that is not lower does not say which is better"
     if d.low > 0:
         return f"; lower is better, so {other} {_are(other)} better"
     if d.high < 0:
@@ -140,7 +144,7 @@ def savings(groups: Groups) -> list[str]:
     found: dict[str, str] = {}
     for key, rows in groups.items():
         whole = control(groups, "end-to-end", key)
-        if key.method not in OF_BLOCKS or whole is None or key.variant:
+        if key.method not in OF_BLOCKS or whole is None or not is_main(key):
             continue
         a, b = mean_bytes(rows), mean_bytes(groups[whole])
         states = sum(a[kind] for kind in STATES) / sum(b[kind] for kind in STATES)
@@ -154,6 +158,9 @@ def savings(groups: Groups) -> list[str]:
         if step is not None:
             sentence += f" A denoising step takes {step:.3f} of its FLOPs"
             sentence += "." if speed is None else f", and sampling makes {speed:.2f} times its images a second."
+        tokens = ratio(groups, key, "tokens_per_second")
+        if tokens is not None:
+            sentence += f" Generating makes {tokens:.2f} times its tokens a second."
         found[name_of(key)] = sentence
     return list(found.values())
 
@@ -166,4 +173,5 @@ def _at_equal_evaluations(groups: Groups) -> Iterator[tuple[Key, list[Row]]]:
 
 
 def _measured(rows: Sequence[Row], metric: Metric) -> str:
-    return measured(*mean_sd(values(rows, metric.name)), len(rows), runs(rows), metric)
+    found = measured(*mean_sd(values(rows, metric.name)), len(rows), runs(rows), metric)
+    return f"{found}, an upper bound" if is_bound(rows) else found
