@@ -48,7 +48,7 @@ def _answers(result: dict[str, Any]) -> dict[str, Any]:
     notes = [f"The run's own answer: {result['answer']}. Exact: the likelihood itself, with no noise in it."]
     if result["blocks"]:
         notes.append(
-            "Upper bound: the answer is a mixture over z, or over the tokens drawn on the way, and its likelihood is at "
+            "Upper bound: the answer is a mixture over z, or over tokens drawn on the way, and its likelihood is at "
             "least this good. That of the chain is for a sampled bridge, whatever bridge texts were generated with; of "
             "other bridges there is none."
         )
