@@ -61,7 +61,7 @@ class AddToken:
 
 class MlpBlock(Block):
     family = "residual-mlp"
-    backbone_class = ResidualMlp
+    backbone_classes = (ResidualMlp,)
     layers_path = "layers"
 
     def __init__(self, backbone, config, index, targets):

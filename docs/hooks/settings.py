@@ -48,7 +48,7 @@ def public_names() -> str:
     parts = []
     for name in diffusionblocks.__all__:
         parts.append(f"::: diffusionblocks.{diffusionblocks._HOME[name]}.{name}")
-        if name in ("VitConfig", "DitConfig", "MaskedLmConfig", "TrainingConfig"):
+        if name in ("VitConfig", "DitConfig", "MaskedLmConfig", "CausalLmConfig", "TrainingConfig"):
             parts.append(_fields(getattr(diffusionblocks, name)))
     return "\n\n".join(parts)
 
