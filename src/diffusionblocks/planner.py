@@ -5,10 +5,11 @@ Networks of 3 and 4 layers are traced; the bytes after every operation are linea
 a deeper network follow exactly, and each kind's maximum is taken over the operations after that.
 """
 
+import contextlib
 import functools
 import json
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
+from transformers import masking_utils
 from transformers.initialization import no_init_weights
 
 from diffusionblocks import checkpoint
@@ -184,7 +186,7 @@ def _trace(config: AnyRun, num_layers: int) -> _Trace:
     """Two updates of a unit of so many layers on fake tensors."""
     mode, training = FakeTensorMode(), config.training()
     unit = _fake_unit(config, num_layers, mode)
-    with mode:
+    with mode, _no_packed_texts():
         state = UnitState.prepare(unit, training)
         state.measure()
         for _ in range(2):
@@ -193,6 +195,20 @@ def _trace(config: AnyRun, num_layers: int) -> _Trace:
         assert state.meter is not None
         stages = state.meter.stages
         return _Trace(state.report(x, y, training), stages)
+
+
+@contextlib.contextmanager
+def _no_packed_texts() -> Iterator[None]:
+    """Inside, decoders take a row for one text, as ours are.
+
+    They look at the positions for several texts packed into a row. Fake ones say nothing, so a mask would be made.
+    """
+    before = masking_utils.find_packed_sequence_indices
+    masking_utils.find_packed_sequence_indices = lambda position_ids: None  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        masking_utils.find_packed_sequence_indices = before
 
 
 def _fake_unit(config: AnyRun, num_layers: int, mode: FakeTensorMode) -> nn.Module:
