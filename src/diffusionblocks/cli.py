@@ -157,7 +157,7 @@ def _parser() -> _Parser:
         ("presets", "presets of the blocks"),
         ("variants", "variants"),
     ):
-        compare.add_argument(f"--{name}", metavar="A,B", help=f"these {what} alone (default: all)")
+        compare.add_argument(f"--{name}", metavar="A,B", help=f"these {what} alone, or none (default: all)")
     compare.add_argument(
         "--trunk", metavar="X", default="0.75", help="share of the trunk of blocks+trunk (default .75)"
     )

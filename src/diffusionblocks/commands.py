@@ -162,7 +162,8 @@ def compare(arguments: argparse.Namespace) -> int:
     from diffusionblocks.training.trainer import Interrupted
 
     _needs_report_extra()
-    lists: Any = {name: tuple(getattr(arguments, name).split(",")) for name in _LISTS if getattr(arguments, name)}
+    given = {name: getattr(arguments, name) for name in _LISTS if getattr(arguments, name)}
+    lists: Any = {name: () if text == "none" else tuple(text.split(",")) for name, text in given.items()}
     samples = {} if arguments.samples is None else {"samples": whole("samples", arguments.samples, 1)}
     comparison = Comparison(
         arguments.recipe,
