@@ -70,10 +70,10 @@ def same(found, expected) -> None:
 
 @CONTEXT
 @WAYS
-@pytest.mark.parametrize("steps", [3, 7])
-def test_the_cache_changes_nothing(recorded, context, way, steps):
+def test_the_cache_changes_nothing(recorded, context, way):
     model = model_of(context)
-    plan, x = plan_of(model.config, steps), prompts()
+    # More steps than blocks, so that blocks have several; the average has none.
+    plan, x = plan_of(model.config, 5 if way in CHAINS[::3] else 3), prompts()
     found = recorded(model.block_list, x, plan, **way)
     same(found, recorded(model.block_list, x, plan, **way, cache=False))
     assert found[0].min() >= PAD
