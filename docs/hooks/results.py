@@ -27,6 +27,7 @@ def page(folder: Path = RESULTS) -> str:
         ("layer_memory", "Memory of one update", layer_memory),
         ("step_time", "Time of one update", step_time),
         ("sampling", "Cost of sampling", sampling),
+        ("generation", "Cost of autoregressive blocks", generation),
     ):
         for path in sorted(folder.glob(f"*/{name}.json")):
             parts.append(f"## {title}: {path.parent.name}\n\n{table(path)}\n\n{provenance(read(path))}")
@@ -201,6 +202,21 @@ def sampling(path: Path) -> str:
         f"{result['ratios']['one_resident_over_largest_block_and_shared']:.3f} of the largest block's own forward and "
         f"the images; with all resident it is {peaks['all_resident'] / 1e6:.2f} MB."
     )
+
+
+def generation(path: Path) -> str:
+    """Tokens a second of training and generation by blocks and end to end, for each number of tokens."""
+    rows = []
+    for case in read(path)["cases"]:
+        for what in ("training", "generation"):
+            for name, own in case[what].items():
+                found = own["ratio"]
+                spread = f"{found['median']:.2f} ({found['least']:.2f} to {found['most']:.2f})"
+                share = f"{100 * own['head_share']:.0f}" if "head_share" in own else ""
+                cells = [str(case["vocab_size"]), what, name, f"{own['tokens_per_second']:,.0f}", spread, share]
+                rows.append(cells)
+    headings = ["tokens", "of", "network", "tokens/s", "ratio to end to end, median of rounds (range)"]
+    return _table([*headings, "readout's share of multiplications, %"], "rllrrr", rows)
 
 
 def step_time(path: Path = RESULTS / "vit-digits/step_time.json") -> str:
