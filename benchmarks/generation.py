@@ -36,7 +36,9 @@ DECODINGS: dict[str, dict[str, Any]] = {
 
 def training(settings: dict[str, Any], rounds: int) -> dict[str, Any]:
     """Tokens a second of an update of all units, and its ratio to end to end's in every round."""
-    configs = {name: resolve("ar-shakespeare", flags={**settings, **side}) for name, side in SIDES.items()}
+    configs: dict[str, Any] = {
+        name: resolve("ar-shakespeare", flags={**settings, **side}) for name, side in SIDES.items()
+    }
     times = step_times(configs, rounds=rounds)
     whole = times["end to end"].rounds
     found: dict[str, Any] = {}
