@@ -39,7 +39,7 @@ def training(settings: dict[str, Any], rounds: int) -> dict[str, Any]:
     configs: dict[str, Any] = {
         name: resolve("ar-shakespeare", flags={**settings, **side}) for name, side in SIDES.items()
     }
-    times = step_times(configs, rounds=rounds)
+    times = step_times(configs, rounds=rounds, turn=4, skipped=1)
     whole = times["end to end"].rounds
     found: dict[str, Any] = {}
     for name, config in configs.items():
