@@ -56,6 +56,12 @@ class Texts:
                 self._drawn[key] = Noise.drawn(self.seed, *key, self.steps, self.width)
         return [self._drawn[key] for key in keys]
 
+    def forget(self, column: int) -> None:
+        """Let go of the randomness of all columns before this one: keys and values hold what it led to."""
+        pads = dict(zip(self.numbers, self.pads.tolist(), strict=True))
+        for key in [(k, place) for k, place in self._drawn if place + pads[k] < column]:
+            del self._drawn[key]
+
 
 @dataclass(frozen=True)
 class Noise:
@@ -247,6 +253,8 @@ def _generated(
         token = drawn(log_probs.double().cpu() / how.temperature, chance, how.top_p)
         token = torch.where(ended, PAD, token)
         ended |= token == (PAD if how.stop is None else how.stop)
+        if how.cache:
+            texts.forget(texts.tokens.shape[1])
         texts.tokens = torch.cat([texts.tokens, token[:, None].to(device)], dim=1)
         advance(len(x))
         if bool(ended.all()):
