@@ -6,8 +6,9 @@ import math
 import pytest
 from pydantic import BaseModel, ValidationError
 
-from diffusionblocks.config import PAPER, VitConfig, read_json, validate
+from diffusionblocks.config import VitConfig, read_json, validate
 from diffusionblocks.errors import InputError
+from diffusionblocks.presets import PAPER
 from diffusionblocks.training.config import TrainingConfig
 
 

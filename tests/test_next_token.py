@@ -61,7 +61,7 @@ def error(values: torch.Tensor) -> float:
 @pytest.mark.parametrize("steps", [1, 3, 8])
 def test_with_exact_posteriors_a_chain_from_zero_costs_the_likelihood_on_every_path(steps):
     plan, y = plan_with(steps), tokens()
-    found = chain_nats(exact(plan), plan, TABLE, y, noise(steps), "zero")
+    found, _ = chain_nats(exact(plan), plan, TABLE, y, noise(steps), "zero")
     assert found.dtype == torch.float64
     torch.testing.assert_close(found, -PROBS.log()[y], rtol=1e-9, atol=1e-9)
     assert float(found.mean()) == pytest.approx(ENTROPY, abs=4 * error(found))
@@ -72,7 +72,7 @@ def test_with_exact_posteriors_a_chain_from_zero_costs_the_likelihood_on_every_p
 def test_from_noise_it_costs_the_entropy_and_what_the_start_is_off(steps, first):
     """A chain starts from N(0, sigma^2) where the noisy targets are a mixture: their divergence, estimated apart."""
     plan, y, eps = plan_with(steps, first), tokens(), noise(steps)
-    found = chain_nats(exact(plan), plan, TABLE, y, eps, "noise")
+    found, _ = chain_nats(exact(plan), plan, TABLE, y, eps, "noise")
     # Any number of steps: what the first answer costs on the path's own z, and what that z does.
     z = TABLE[y] + first * eps[0]
     at_z = -exact(plan)(0, z).gather(-1, y[..., None])[..., 0] + 1 / (2 * first**2)
@@ -92,8 +92,8 @@ def test_from_noise_it_costs_the_entropy_and_what_the_start_is_off(steps, first)
 def test_worse_answers_cost_more_than_what_the_chain_emits_and_than_exact_ones(start, power):
     """What it emits by running it; the bound is on the likelihood of that."""
     plan, y, eps = plan_with(3), tokens(), noise(3)
-    worse = chain_nats(exact(plan, power), plan, TABLE, y, eps, start)
-    best = chain_nats(exact(plan), plan, TABLE, y, eps, start)
+    worse, _ = chain_nats(exact(plan, power), plan, TABLE, y, eps, start)
+    best, _ = chain_nats(exact(plan), plan, TABLE, y, eps, start)
     assert float((worse - best).mean()) > 4 * error(worse - best) > 0
     emitted = emit(plan, power, start)
     # The emitted shares' own cross-entropy, whose error is about that of a count.

@@ -6,7 +6,8 @@ from pydantic import BaseModel
 
 import diffusionblocks
 from diffusionblocks.block import edges_of, plan_of
-from diffusionblocks.config import PAPER, BlockwiseConfig, VitConfig
+from diffusionblocks.config import BlockwiseConfig, VitConfig
+from diffusionblocks.presets import PAPER
 
 
 def configs(num_blocks: int = 3) -> dict[str, BlockwiseConfig]:
@@ -48,7 +49,14 @@ def public_names() -> str:
     parts = []
     for name in diffusionblocks.__all__:
         parts.append(f"::: diffusionblocks.{diffusionblocks._HOME[name]}.{name}")
-        if name in ("VitConfig", "DitConfig", "MaskedLmConfig", "CausalLmConfig", "TrainingConfig"):
+        if name in (
+            "VitConfig",
+            "DitConfig",
+            "MaskedLmConfig",
+            "CausalLmConfig",
+            "RecurrentLmConfig",
+            "TrainingConfig",
+        ):
             parts.append(_fields(getattr(diffusionblocks, name)))
     return "\n\n".join(parts)
 

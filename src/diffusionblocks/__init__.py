@@ -5,7 +5,14 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from diffusionblocks.block import Block
-    from diffusionblocks.config import BlockwiseConfig, CausalLmConfig, DitConfig, MaskedLmConfig, VitConfig
+    from diffusionblocks.config import (
+        BlockwiseConfig,
+        CausalLmConfig,
+        DitConfig,
+        MaskedLmConfig,
+        RecurrentLmConfig,
+        VitConfig,
+    )
     from diffusionblocks.conversion import convert
     from diffusionblocks.data.batches import ImageBatches, NextTokenBatches, TensorBatches, TextBatches
     from diffusionblocks.errors import InputError, TrainingError
@@ -29,6 +36,7 @@ _HOME = {
     "MaskedLmConfig": "config",
     "Masking": "noise",
     "NextTokenBatches": "data.batches",
+    "RecurrentLmConfig": "config",
     "SamplingPlan": "sampling",
     "TensorBatches": "data.batches",
     "TextBatches": "data.batches",
@@ -52,6 +60,7 @@ __all__ = [
     "MaskedLmConfig",
     "Masking",
     "NextTokenBatches",
+    "RecurrentLmConfig",
     "SamplingPlan",
     "TensorBatches",
     "TextBatches",

@@ -45,6 +45,11 @@ def whole_or_none(setting: str, text: str | None) -> int | None:
     return None if text is None else whole(setting, text, 1)
 
 
+def whole_list(setting: str, text: str) -> tuple[int, ...]:
+    """Whole numbers of at least 1: 1,2,4; none is none of them."""
+    return () if text == "none" else tuple(whole(setting, part, 1) for part in text.split(","))
+
+
 def whole(setting: str, text: str, least: int) -> int:
     try:
         value = int(text)

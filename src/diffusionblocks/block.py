@@ -65,6 +65,7 @@ class Block(nn.Module, abc.ABC):
     backbone_classes: ClassVar[tuple[type[nn.Module], ...]]
     layers_path: ClassVar[str]
     has_targets: ClassVar[bool] = False
+    plan_per_sample: ClassVar[bool] = False  # whether `decode` takes a plan for each input
     stratified: ClassVar[bool] = False  # whether a batch's levels are spread over the interval
     # The class of the family's network without noise; None where the whole network is itself a denoiser, one block.
     plain: ClassVar[type[Any] | None] = None
@@ -90,7 +91,7 @@ class Block(nn.Module, abc.ABC):
 
     def _condition_norms(self, backbone: Any) -> Conditioning:
         """Hooks at the norms of the layers, and what they read."""
-        sites = norm_sites(backbone, self.layers, self.example_input(backbone.config))
+        sites = norm_sites(backbone, self.conditioned_layers, self.example_input(backbone.config))
         for site, norm in enumerate(sites):
             norm.register_forward_hook(Modulate(self.slot, site))
         width, kind, features = backbone.config.hidden_size, self.config.conditioning, self.config.conditioning_features
@@ -101,6 +102,11 @@ class Block(nn.Module, abc.ABC):
     def layers(self) -> nn.ModuleList:
         """The residual layers of this block."""
         return self.backbone.get_submodule(self.path_of_layers(self.backbone))  # type: ignore[return-value]
+
+    @property
+    def conditioned_layers(self) -> nn.ModuleList:
+        """Those whose norms see the noise level."""
+        return self.layers
 
     @classmethod
     def class_of(cls, backbone: Any) -> Any | None:

@@ -60,19 +60,25 @@ def _parser() -> _Parser:
     _add_settings(train)
     train.set_defaults(run_command=commands.train)
 
+    # Next-token models: causal-lm and recurrent-lm.
     evaluate = subcommands.add_parser("eval", help="score a run on every sample of a split", allow_abbrev=False)
     evaluate.add_argument("run", metavar="RUN", help="run folder")
     evaluate.add_argument("--split", choices=["test", "validation", "train"], default="test")
-    evaluate.add_argument("--start", choices=["zero", "noise"], help="vit, causal-lm: start of the chain")
+    evaluate.add_argument("--start", choices=["zero", "noise"], help="vit, next-token: start of the chain")
     evaluate.add_argument("--num-sampling-steps", metavar="N", help="steps of the plan (default: the run's)")
     evaluate.add_argument("--chains", metavar="K", help="vit, with --start noise: chains to average (default 1)")
-    evaluate.add_argument("--decoding", choices=["chain", "average"], help="vit, causal-lm: which answer counts")
-    evaluate.add_argument("--bridge", choices=BRIDGES, help="causal-lm: from a step's answer to the next z")
-    evaluate.add_argument("--top-p", metavar="P", help="causal-lm: tokens are drawn from the most likely of this share")
+    evaluate.add_argument("--decoding", choices=["chain", "average"], help="vit, next-token: which answer counts")
+    evaluate.add_argument("--bridge", choices=BRIDGES, help="next-token: from a step's answer to the next z")
+    evaluate.add_argument(
+        "--top-p", metavar="P", help="next-token: tokens are drawn from the most likely of this share"
+    )
+    evaluate.add_argument(
+        "--depths", metavar="K,L", help="recurrent-lm: passes of its curve (default 1,2,4,8,16,32,64; or none)"
+    )
     evaluate.add_argument(
         "--draws",
         metavar="N",
-        help="masked-lm: masks of each window for the bound (default 12); causal-lm: noisy starts of block 0 (4)",
+        help="masked-lm: masks of each window for the bound (default 12); next-token: noisy starts of block 0 (4)",
     )
     evaluate.add_argument(
         "--samples", metavar="N", help="dit: images of each seed (default 1000); language: texts (200; 0: none)"
@@ -122,7 +128,10 @@ def _parser() -> _Parser:
     generate.add_argument("--temperature", metavar="T", help="of the distribution that tokens are drawn from")
     generate.add_argument("--top-p", metavar="P", help="tokens are drawn from the most likely that have this share")
     generate.add_argument("--decoding", choices=["chain", "average"], help="the chain's answer, or the blocks' average")
-    generate.add_argument("--num-sampling-steps", metavar="N", help="steps of the chain")
+    generate.add_argument(
+        "--num-sampling-steps", metavar="N", help="steps of the chain, or passes of a loop; 4,16: of each prompt"
+    )
+    generate.add_argument("--settle", metavar="D", help="leave out steps once an answer changes by less, in nats")
     generate.add_argument("--start", choices=["zero", "noise"], help="start of the chain")
     generate.add_argument("--bridge", choices=BRIDGES, help="from a step's answer to the next z")
     generate.add_argument("--bridge-temperature", metavar="T", help="temperature of the answer in the bridge")

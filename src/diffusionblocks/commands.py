@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from diffusionblocks.arguments import device_of, guidance_of, number_of, refuse_foreign, steps_of, whole
+from diffusionblocks.arguments import device_of, guidance_of, number_of, refuse_foreign, steps_of, whole, whole_list
 from diffusionblocks.errors import InputError
 from diffusionblocks.recipes import RECIPES, resolve
 
@@ -62,8 +62,9 @@ def eval(arguments: argparse.Namespace) -> int:
     family = load_config(run_dir).family
     refuse_foreign(arguments, EVAL_FLAGS, family)
     options: Any
-    if family == "causal-lm":
+    if family in ("causal-lm", "recurrent-lm"):
         from diffusionblocks.evaluation.causal import CausalOptions
+        from diffusionblocks.evaluation.depth import DEPTHS
 
         options = CausalOptions(
             draws=4 if arguments.draws is None else whole("draws", arguments.draws, 1),
@@ -76,6 +77,7 @@ def eval(arguments: argparse.Namespace) -> int:
             bridge=arguments.bridge,
             temperature=number_of("temperature", arguments.temperature),
             top_p=number_of("top_p", arguments.top_p),
+            depths=DEPTHS if arguments.depths is None else whole_list("depths", arguments.depths),
             judge=arguments.judge,
             mauve=arguments.mauve,
         )
@@ -125,6 +127,10 @@ EVAL_FLAGS = {
     "causal-lm": (
         *("draws", "samples", "sampling_seeds", "decoding", "start", "bridge", "temperature", "top_p"),
         *("judge", "mauve"),
+    ),
+    "recurrent-lm": (
+        *("draws", "samples", "sampling_seeds", "decoding", "start", "bridge", "temperature", "top_p"),
+        *("depths", "judge", "mauve"),
     ),
 }
 """Flags of `dblocks eval` that not every family has."""

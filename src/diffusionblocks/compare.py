@@ -12,12 +12,13 @@ from pathlib import Path
 from typing import Any
 
 from diffusionblocks import checkpoint
-from diffusionblocks.comparison import Comparison, Entry
+from diffusionblocks.comparison import Comparison, Entry, pace_of
 from diffusionblocks.config import read_json
 from diffusionblocks.evaluation.costs import (
     generation_speed,
     head_share,
     losses,
+    mean_seconds,
     sampling_speed,
     step_memory,
     step_times,
@@ -42,8 +43,11 @@ def compare(comparison: Comparison, folder: Path, device: str = "cpu", progress:
         InputError: settings or data that do not fit; a folder with runs of other settings.
         Interrupted: Ctrl-C; the same call goes on.
     """
-    entries, scoring = comparison.entries(), SCORING[comparison.family]
     folder.mkdir(parents=True, exist_ok=True)
+    if "wall-clock" in (comparison.budgets or ()):
+        paces = measure_paces(comparison, folder / "paces.json", device)
+        comparison = dataclasses.replace(comparison, paces=paces)
+    entries, scoring = comparison.entries(), SCORING[comparison.family]
     scored = []
     for number, entry in enumerate(entries):
         run_dir = folder / "runs" / entry.run
@@ -62,6 +66,8 @@ def compare(comparison: Comparison, folder: Path, device: str = "cpu", progress:
         rows.append(_checkpointing_row(comparison.config(method="checkpointing"), costs))
     first = read_json(scored[0][1] / f"eval-{comparison.split}{scored[0][0].score_name}.json")
     result = {"recipe": comparison.recipe, **provenance(), "split": comparison.split}
+    if comparison.paces:
+        result["paces"] = dict(comparison.paces)
     result |= {"family": comparison.family, **scoring.header(first, comparison), "costs": costs, "rows": rows}
     checkpoint.write_text(folder / COMPARE_FILE, json.dumps(result, indent=1) + "\n")
     return result
@@ -76,6 +82,20 @@ def _is_scored(run_dir: Path, entry: Entry, comparison: Comparison) -> bool:
     claim_folder(run_dir, entry.trained)
     is_as_asked = SCORING[comparison.family].is_as_asked(result, comparison)
     return is_as_asked and result.get("settings") == run_with(entry.trained)
+
+
+def measure_paces(comparison: Comparison, path: Path, device: str = "cpu") -> dict[str, float]:
+    """How many updates each method makes in the time of one of end to end, from the file if there is one.
+
+    The file keeps them, so that what was trained for equal time goes on with the same budgets.
+    """
+    if not path.exists():
+        configs = {"end-to-end": comparison.config(method="end-to-end")}
+        configs |= {pace_of(entry.config): entry.config for entry in comparison.entries()}
+        seconds = mean_seconds(configs, device)
+        paces = {name: seconds["end-to-end"] / each for name, each in seconds.items()}
+        checkpoint.write_text(path, json.dumps({**provenance(), "seconds": seconds, "paces": paces}, indent=1))
+    return read_json(path)["paces"]
 
 
 def measure_costs(comparison: Comparison, path: Path, device: str = "cpu") -> dict[str, Any]:
@@ -95,7 +115,7 @@ def measure_costs(comparison: Comparison, path: Path, device: str = "cpu") -> di
     if comparison.family == "dit":
         for name, speed in sampling_speed(configs, device).items():
             costs[name]["sampling"] = speed
-    if comparison.family == "causal-lm":
+    if comparison.family in ("causal-lm", "recurrent-lm"):
         for name, speed in generation_speed(configs, device).items():
             costs[name] |= {"generation": speed, "head_share": head_share(configs[name])}
     if "checkpointing" in configs:

@@ -6,7 +6,7 @@ many layer evaluations, and as much memory and compute as the blocks).
 """
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,15 +22,21 @@ METHODS = {
     "dit": ("end-to-end", "checkpointing", "shallow", "blocks", "blocks+trunk"),
     "masked-lm": ("end-to-end", "checkpointing", "shallow", "shallow-ensemble", "blocks", "blocks+trunk"),
     "causal-lm": ("end-to-end", "checkpointing", "shallow", "shallow-ensemble", "blocks", "blocks+trunk"),
+    # End to end is the loop, by truncated backpropagation through time.
+    "recurrent-lm": ("end-to-end", "unlooped", "blocks"),
 }
-SAMPLES = {"dit": 1000, "masked-lm": 200, "causal-lm": 200}
+SAMPLES = {"dit": 1000, "masked-lm": 200, "causal-lm": 200, "recurrent-lm": 200}
 """Of generators, how many images or texts a sampling seed has unless it is said."""
-BUDGETS = ("layer-evaluations", "samples")
+BUDGETS = {
+    **dict.fromkeys(("vit", "dit", "masked-lm", "causal-lm"), ("layer-evaluations", "samples")),
+    "recurrent-lm": ("wall-clock", "samples"),
+}
 PRESETS = {
     "vit": ("default", "paper"),
     "dit": ("default",),
     "masked-lm": ("default",),
     "causal-lm": ("default", "paper"),
+    "recurrent-lm": ("default", "paper"),
 }
 SIDES: dict[str, dict[str, dict[str, Any]]] = {
     "causal-lm": {"concat": {"context": "concat", "noise_per": "token"}},
@@ -58,6 +64,12 @@ VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
         "weight edm": {"weight": "edm"},
         "z always": {"z_dropout": 0.0},
         "plan draws": {"plan_draws": 0.5},
+    },
+    "recurrent-lm": {
+        "full BPTT": {"method": "full-bptt"},
+        "without evidence": {"evidence": False},
+        "state of unit size": {"state_scale": "unit"},
+        "law of the paper": {"p_mean": -1.2, "p_std": 1.2},
     },
 }
 """Of each family what blocks are trained with besides. Guidance takes no training: it is a further score of the runs of
@@ -116,6 +128,8 @@ class Comparison:
         config_file: settings for all runs.
         seeds, folds: every seed with every fold (digits has 5).
         methods, budgets, presets, variants: which of each; None: all that the family has.
+        paces: of each method (and preset), how many updates it makes in the time of one of end to end; for equal
+            wall-clock. `compare` measures them.
         variant_seeds: seeds that variants are trained with; None: all.
         trunk: share of the budget for the trunk of blocks+trunk.
         split: what is scored.
@@ -132,7 +146,7 @@ class Comparison:
     seeds: int = 3
     folds: int = 1
     methods: Sequence[str] | None = None
-    budgets: Sequence[str] = BUDGETS
+    budgets: Sequence[str] | None = None
     presets: Sequence[str] | None = None
     variants: Sequence[str] | None = None
     variant_seeds: int | None = None
@@ -142,15 +156,16 @@ class Comparison:
     sampling_seeds: int = 3
     judge: str | None = None
     mauve: str | None = None
+    paces: Mapping[str, float] = dataclasses.field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        known = {"methods": METHODS, "presets": PRESETS, "variants": VARIANTS}
+        known: Any = {"methods": METHODS, "presets": PRESETS, "variants": VARIANTS, "budgets": BUDGETS}
         for name, of_family in known.items():
             if getattr(self, name) is None:
                 object.__setattr__(self, name, tuple(of_family[self.family]))
         if self.samples is None:
             object.__setattr__(self, "samples", SAMPLES.get(self.family, 0))
-        for name, allowed in {**{n: k[self.family] for n, k in known.items()}, "budgets": BUDGETS}.items():
+        for name, allowed in {n: k[self.family] for n, k in known.items()}.items():
             for value in getattr(self, name):
                 if value not in allowed:
                     what = f"one of {', '.join(allowed)}" if allowed else f"none: the family {self.family} has none"
@@ -165,7 +180,8 @@ class Comparison:
 
     def config(self, **settings: Any) -> AnyRun:
         """The settings of a run of it."""
-        own = {"preset": "default", "method": "blocks", "trunk": 0, "budget": "layer-evaluations", "seed": 0}
+        budget = BUDGETS[self.family][0] if self.family != "recurrent-lm" else "samples"
+        own = {"preset": "default", "method": "blocks", "trunk": 0, "budget": budget, "seed": 0}
         return resolve(self.recipe, self.config_file, {**self.settings, **own, **settings})
 
     def entries(self) -> list[Entry]:
@@ -192,22 +208,24 @@ class Comparison:
                 scored = [e for e in main if e.config.budget == "layer-evaluations" and e.method != "shallow"]
                 yield from (dataclasses.replace(e, variant=variant, **changed) for e in scored)
             elif "blocks" in methods:
-                config, run = (
-                    self.config(**changed, **key),
-                    f"blocks-{variant.replace(',', '').replace(' ', '-')}{suffix}",
-                )
+                config = self.config(**changed, **key)
+                run = f"{config.method}-{variant.replace(',', '').replace(' ', '-')}{suffix}"
                 # The number of blocks has a column of its own.
                 other: dict[str, Any] = (
                     {"size": f"B = {config.num_blocks}"} if "num_blocks" in changed else {"variant": variant}
                 )
-                yield Entry(run, "blocks", config, config, **other)
+                other = {} if config.method != "blocks" else other
+                yield Entry(run, config.method, config, config, **other)
 
     def _main(self, **key: int) -> Iterator[tuple[Any, ...]]:
         """(run, method, settings of the row[, settings of the run[, variant]]) of the table's main rows."""
         methods = self.methods or ()
         if "end-to-end" in methods:
             yield "end-to-end", "end-to-end", self.config(method="end-to-end", **key)
-        for budget in self.budgets:
+        if self.family == "recurrent-lm":
+            yield from self._recurrent(**key)
+            return
+        for budget in self.budgets or ():
             if "shallow-ensemble" in methods:
                 yield (
                     f"shallow-ensemble-{budget}",
@@ -231,8 +249,26 @@ class Comparison:
                 yield "shallow-N", "shallow", once
             yield "shallow-BN", "shallow", _longer(once, once.num_blocks)
 
+    def _recurrent(self, **key: int) -> Iterator[tuple[str, str, AnyRun]]:
+        """As `_main`, of what a recurrent network has beside its loop."""
+        for budget in self.budgets or ():
+            for method in ("unlooped", "blocks"):
+                for preset in (self.presets or ()) if method in (self.methods or ()) else ():
+                    if method == "unlooped" and preset != "default":
+                        continue  # it has no noise
+                    config = self.config(method=method, preset=preset, budget=budget, **key)
+                    if budget == "wall-clock":
+                        config = _longer(config, self.paces.get(pace_of(config), 1.0))
+                    yield f"{method}-{preset}-{budget}", method, config
 
-def _longer(config: AnyRun, times: int) -> AnyRun:
+
+def pace_of(config: AnyRun) -> str:
+    """Which of `Comparison.paces` is that of a run."""
+    return config.method if config.preset == "default" else f"{config.method}, {config.preset}"
+
+
+def _longer(config: AnyRun, times: float) -> AnyRun:
     """The same settings with a longer budget."""
-    name = "epochs" if config.updates is None else "updates"
-    return config.model_copy(update={name: getattr(config, name) * times})
+    if config.updates is None:
+        return config.model_copy(update={"epochs": (config.epochs or 0) * times})
+    return config.model_copy(update={"updates": round(config.updates * times)})

@@ -18,7 +18,7 @@ class BlockwiseConfig(BaseModel):
     """Blocks, objective and sampling plan of a `BlockwiseModel`: what every family has.
 
     The noise law is one of `GaussianNoise` and `MaskingNoise`. Each family has a class of its own below, with its
-    settings and defaults; `PAPER` holds what the paper sets differently.
+    settings and defaults; `presets` holds what the paper sets differently.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
@@ -226,6 +226,9 @@ class CausalLmConfig(GaussianNoise, BlockwiseConfig):
     )
     targets_seed: int = Field(0, ge=0, description="seed of the random table")
     z_dropout: float = Field(0.8, ge=0, le=1, description="share of training samples that see z = 0 for their target")
+    evidence: bool = Field(
+        False, description="whether the readout adds what z says of each token by Bayes' rule, z e / sigma^2"
+    )
 
     start: Literal["zero", "noise"] = Field("zero", description="state the chain starts from")
     decoding: Literal["chain", "average"] = Field(
@@ -253,6 +256,27 @@ class CausalLmConfig(GaussianNoise, BlockwiseConfig):
         return self
 
 
+class RecurrentLmConfig(CausalLmConfig):
+    """One block that is a recurrent network: z enters its core, between the first layers and the last."""
+
+    family: Literal["recurrent-lm"] = Field("recurrent-lm", description="which family of networks the blocks are")
+
+    num_blocks: Literal[1] = Field(1, description="number of blocks B: the whole network is one")
+    prelude: int = Field(2, ge=0, description="layers before the core, which see the text alone")
+    coda: int = Field(2, ge=0, description="layers after the core")
+
+    state_scale: Literal["unit", "signal"] = Field(
+        "signal",
+        description="size of the core's state: one at any level, or as large as the share of the target in it",
+    )
+    evidence: bool = Field(
+        True, description="whether the readout adds what z says of each token by Bayes' rule, z e / sigma^2"
+    )
+
+    context: Literal["fused"] = Field("fused", description="what a noisy token sees of those before it")
+    noise_per: Literal["sequence"] = Field("sequence", description="what has a noise level of its own")
+
+
 PLAN = {"num_sampling_steps", "spacing", "allotment"}
 BRIDGE = {"bridge", "bridge_temperature", "bridge_top_k"}
 SAMPLING = PLAN | BRIDGE | {"start", "decoding", "sampler", "guidance", "temperature", "top_p"}
@@ -263,43 +287,9 @@ CONFIGS: dict[str, type[BlockwiseConfig]] = {
     "dit": DitConfig,
     "masked-lm": MaskedLmConfig,
     "causal-lm": CausalLmConfig,
+    "recurrent-lm": RecurrentLmConfig,
 }
 """The config class of each family."""
-
-
-PAPER: dict[str, dict[str, Any]] = {
-    "vit": {
-        "p_mean": -1.2,
-        "p_std": 1.2,
-        "gamma": 0.05,
-        "conditioning": "adaln",
-        "targets": "random",
-        "sigma_data": 0.5,
-        "weight": "edm",
-        "readout": "preconditioned",
-        "z_dropout": 0.0,
-        "num_sampling_steps": 4,
-        "start": "noise",
-        "decoding": "chain",
-    },
-    "dit": {"gamma": 0.05, "label_dropout": 0.1, "num_sampling_steps": 50, "sampler": "euler", "guidance": 2.0},
-    "masked-lm": {"schedule": "linear", "gamma": 0.05, "conditioning": "adaln", "weight": "nelbo"},
-    "causal-lm": {
-        "p_mean": -1.2,
-        "p_std": 1.2,
-        "gamma": 0.1,
-        "conditioning": "adaln",
-        "context": "concat",
-        "noise_per": "token",
-        "sigma_data": 0.5,
-        "weight": "edm",
-        "z_dropout": 0.0,
-        "start": "noise",
-        "decoding": "chain",
-        "bridge": "soft",
-    },
-}
-"""The paper's settings (Sections 3.3 and 4, Appendices B-D), as far as the blocks stay independent of each other."""
 
 
 def config_class(family: Any, source: str = "") -> type[BlockwiseConfig]:

@@ -5,11 +5,12 @@ from typing import Any, Literal
 from torch import Tensor, nn
 
 from diffusionblocks.block import Block
-from diffusionblocks.config import CONFIGS, PAPER, BlockwiseConfig, GaussianNoise, validate
+from diffusionblocks.config import CONFIGS, BlockwiseConfig, GaussianNoise, config_class, validate
 from diffusionblocks.errors import InputError
 from diffusionblocks.families import FAMILIES, block_class_of
 from diffusionblocks.model import BlockwiseModel
 from diffusionblocks.partition import split_layers
+from diffusionblocks.presets import PAPER
 from diffusionblocks.randomness import seeded
 from diffusionblocks.targets import component_std
 
@@ -20,6 +21,7 @@ def convert(
     backbone: Any,
     num_blocks: int = 3,
     *,
+    family: str | None = None,
     preset: Preset = "default",
     seed: int = 0,
     **settings: Any,
@@ -30,6 +32,7 @@ def convert(
         backbone: a network, whose weights the blocks take over, or its config, for blocks initialised from scratch
             (each from its own seed, so that a block built alone elsewhere is the same).
         num_blocks: B.
+        family: which family, where several take such a network; None: the first of `families.FAMILIES` that does.
         preset: "default" (ours) or "paper".
         seed: seed of the initialisation.
         **settings: further fields of `BlockwiseConfig`, such as p_mean=0.3 or layer_split=(2, 2, 2).
@@ -40,9 +43,9 @@ def convert(
     Raises:
         InputError: a network that cannot be converted (which layer, and why), or a setting out of range.
     """
-    block_class = family_of(backbone)
+    block_class = family_of(backbone, family)
     base = block_class.framework.config_of(backbone)
-    config = blockwise_config(base, num_blocks=num_blocks, preset=preset, **settings)
+    config = blockwise_config(base, family=block_class.family, num_blocks=num_blocks, preset=preset, **settings)
     parts = split_layers(block_class.framework.num_layers(base), config.num_blocks, config.layer_split)
     if not isinstance(backbone, nn.Module):
         return BlockwiseModel([build_block(base, config, k, seed) for k in range(num_blocks)], config)
@@ -55,15 +58,17 @@ def convert(
     return BlockwiseModel(blocks, config)
 
 
-def family_of(backbone: Any) -> type[Any]:
-    """The block class for a network or a config.
+def family_of(backbone: Any, family: str | None = None) -> type[Any]:
+    """The block class for a network or a config: of the family that is asked for, or of the first that takes it.
 
     Raises:
-        InputError: no family takes it.
+        InputError: no family, or not that one, takes it.
     """
+    if family is not None:
+        config_class(family)
     known = []
-    for family in FAMILIES:
-        block_class = block_class_of(family)
+    for name in FAMILIES if family is None else (family,):
+        block_class = block_class_of(name)
         if block_class.class_of(backbone) is not None:
             return block_class
         known += [one.__name__ for one in block_class.backbone_classes]
@@ -71,11 +76,12 @@ def family_of(backbone: Any) -> type[Any]:
     raise InputError("backbone", name, f"a {', '.join(known)} or its config", "other classes are not supported")
 
 
-def blockwise_config(backbone_config: Any, *, preset: Preset = "default", **settings: Any) -> BlockwiseConfig:
+def blockwise_config(
+    backbone_config: Any, *, family: str, preset: Preset = "default", **settings: Any
+) -> BlockwiseConfig:
     """Resolve the settings of a conversion: preset < settings, with sigma_data measured where it is not given."""
     if preset not in ("default", "paper"):
         raise InputError("preset", preset, "default or paper")
-    family = family_of(backbone_config).family
     values = {**(PAPER[family] if preset == "paper" else {}), **settings, "family": family}
     return with_measured_scale(validate(CONFIGS[family], values), backbone_config)
 
@@ -84,14 +90,14 @@ def with_measured_scale(config: BlockwiseConfig, backbone_config: Any) -> Blockw
     """The config with sigma_data measured from the table of targets, unless it is given."""
     if not isinstance(config, GaussianNoise) or config.sigma_data is not None:
         return config
-    table = family_of(backbone_config).make_targets(config, backbone_config)
+    table = block_class_of(config.family).make_targets(config, backbone_config)
     return config.model_copy(update={"sigma_data": component_std(table)})
 
 
 def build_block(backbone_config: Any, config: BlockwiseConfig, index: int, seed: int, key: int | None = None) -> Block:
     """Build one block from scratch, initialised from (seed, index) alone, or from (seed, key) if a key is given."""
     key = index if key is None else key
-    block_class = family_of(backbone_config)
+    block_class = block_class_of(config.family)
     num_layers = block_class.framework.num_layers(backbone_config)
     part = split_layers(num_layers, config.num_blocks, config.layer_split)[index]
     with seeded("cpu", seed, "backbone", key):

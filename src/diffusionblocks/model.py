@@ -57,17 +57,23 @@ class BlockwiseModel(nn.Module):
         """Every block as D(z, sigma) given x, for `sampling.sample`."""
         return [block.denoiser(x) for block in self.block_list]
 
-    def decode(self, x: Tensor, *, num_sampling_steps: int | None = None, **options: Any) -> Tensor:
+    def decode(self, x: Tensor, *, num_sampling_steps: int | Sequence[int] | None = None, **options: Any) -> Tensor:
         """Run a plan and return the family's result: log-probabilities (B, K) for classes.
 
         Args:
             x: inputs (B, ...).
-            num_sampling_steps: steps, if other than the stored plan's; at least one per block.
+            num_sampling_steps: steps, if other than the stored plan's; at least one per block. Of a model that
+                generates text also those of each prompt.
             **options: the family's; for classes start, decoding, chains, generator (see `VitBlock.decode`).
         """
         block_class = type(self.block_list[0])
         options = block_class.decoding_options(self.config, num_sampling_steps, **options)
-        return block_class.decode(self.block_list, x, plan_of(self.config, num_sampling_steps), **options)
+        if not isinstance(num_sampling_steps, Sequence):
+            return block_class.decode(self.block_list, x, plan_of(self.config, num_sampling_steps), **options)
+        if not block_class.plan_per_sample:
+            raise InputError("num_sampling_steps", list(num_sampling_steps), "one number for all inputs")
+        plans: Any = [plan_of(self.config, steps) for steps in num_sampling_steps]
+        return block_class.decode(self.block_list, x, plans, **options)
 
     def generate(self, x: Tensor, **options: Any) -> Tensor:
         """`decode` of a model of text, by the name that it has in transformers: token ids that go on after prompts."""

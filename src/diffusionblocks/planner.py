@@ -22,19 +22,20 @@ from transformers.initialization import no_init_weights
 
 from diffusionblocks import checkpoint
 from diffusionblocks.block import edges_of
-from diffusionblocks.conversion import family_of
 from diffusionblocks.families import block_class_of
 from diffusionblocks.memory import KINDS, MemoryReport, Stage
 from diffusionblocks.partition import check_count, split_layers
-from diffusionblocks.run_config import AnyRun
+from diffusionblocks.run_config import AnyRun, RecurrentLmRun
 from diffusionblocks.training.data import empty_batch
-from diffusionblocks.training.networks import backbone_config, blockwise_of
+from diffusionblocks.training.networks import backbone_config, blockwise_of, control
 from diffusionblocks.training.trainer import UnitState
 
 # From 3 layers on there is a first, a last, and one between them that has a neighbour on both sides.
 TRACED = (3, 4)
 
 METHODS = ("end-to-end", "checkpointing", "shallow", "shallow-ensemble", "blocks")
+RECURRENT = ("end-to-end", "full-bptt", "unlooped", "blocks")
+"""Those of a recurrent network, which is one block."""
 
 Label = tuple[Any, ...]
 Sizes = tuple[int, ...]
@@ -90,6 +91,8 @@ def predict(config: AnyRun) -> MemoryReport:
         Bytes by kind, as `StepMeter` would measure them on the CPU.
     """
     layers = config.depth()
+    if isinstance(config, RecurrentLmRun):  # its layers are of three kinds, so it is traced as it is
+        return _trace(config.model_copy(update={"precision": precision_here(config), "data": ""}), layers).report
     traced = _traced_settings(config)
 
     def trace(num_layers: int) -> _Trace:
@@ -116,17 +119,19 @@ def plan(config: AnyRun, num_blocks: Sequence[int] | None = None) -> list[PlanRo
         num_blocks: numbers of blocks; None takes the divisors of the number of layers and the config's own.
 
     Returns:
-        End to end and checkpointing, then shallow, its ensemble (of classifiers) and blocks for each number of blocks.
+        End to end and checkpointing, then shallow, its ensemble (of classifiers) and blocks for each number of blocks;
+        of a recurrent network its methods.
 
     Raises:
         InputError: a number of blocks that does not fit the layers or the noise law.
     """
+    if isinstance(config, RecurrentLmRun):
+        return _rows([config.model_copy(update={"method": method}) for method in RECURRENT])
     layers = config.num_layers
     if num_blocks is None:
         num_blocks = sorted({b for b in range(1, layers + 1) if layers % b == 0} | {config.num_blocks})
     # Checked first, so that bad input costs no time.
     each = [_with_blocks(config, b) for b in num_blocks]
-    end_to_end = predict(config.model_copy(update={"method": "end-to-end"}))
     cases = [
         config.model_copy(update={"method": method, "num_blocks": 1, "layer_split": None}) for method in METHODS[:2]
     ]
@@ -134,7 +139,12 @@ def plan(config: AnyRun, num_blocks: Sequence[int] | None = None) -> list[PlanRo
     for method in METHODS[2:] if ensembles else ("shallow", "blocks"):
         # Shallow networks of all the layers are the network end to end.
         cases += [one.model_copy(update={"method": method}) for one in each if method == "blocks" or one.num_blocks > 1]
-    rows = []
+    return _rows(cases)
+
+
+def _rows(cases: Sequence[AnyRun]) -> list[PlanRow]:
+    """A row for each; the first is end to end."""
+    rows, end_to_end = [], predict(cases[0])
     for case in cases:
         report = predict(case)
         ratio, layer_ratio = (_ratio(getattr(report, p), getattr(end_to_end, p)) for p in ("total", "layers"))
@@ -214,12 +224,12 @@ def _no_packed_texts() -> Iterator[None]:
 def _fake_unit(config: AnyRun, num_layers: int, mode: FakeTensorMode) -> nn.Module:
     """A block with all the layers, or the plain network, without data."""
     base, blockwise = backbone_config(config, num_layers), blockwise_of(config)
-    block_class = family_of(base)
+    block_class = block_class_of(config.family)
     targets = block_class.make_targets(blockwise, base)
     with mode, no_init_weights():
         backbone = block_class.framework.build(block_class.class_of(base), base)
         if config.method != "blocks" and block_class.plain is not None:
-            return block_class.plain(backbone)
+            return control(config, backbone)
         unit = block_class(backbone, blockwise, 0, None if targets is None else mode.from_tensor(targets))
     # The masses of its interval are numbers, which no fake tensor has: a first draw computes and caches them.
     unit.draw(1, torch.Generator())

@@ -7,14 +7,18 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from diffusionblocks.config import PAPER, read_json, validate
+from diffusionblocks.config import read_json, validate
 from diffusionblocks.errors import InputError
+from diffusionblocks.presets import PAPER
 from diffusionblocks.run_config import AnyRun, run_config_class
 from diffusionblocks.text_recipes import (
     ar_lm1b,
     ar_owt,
     ar_pydoc,
     ar_shakespeare,
+    huginn_lm1b,
+    huginn_pydoc,
+    huginn_shakespeare,
     mdm_pydoc,
     mdm_shakespeare,
     mdm_text8,
@@ -250,6 +254,9 @@ RECIPES: dict[str, Callable[[], dict[str, Any]]] = {
     "ar-shakespeare": ar_shakespeare,
     "ar-lm1b": ar_lm1b,
     "ar-owt": ar_owt,
+    "huginn-pydoc": huginn_pydoc,
+    "huginn-shakespeare": huginn_shakespeare,
+    "huginn-lm1b": huginn_lm1b,
 }
 
 

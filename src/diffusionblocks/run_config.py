@@ -5,7 +5,15 @@ from typing import Any, Literal, Self
 
 from pydantic import BaseModel, Field, model_validator
 
-from diffusionblocks.config import CONFIGS, BlockwiseConfig, CausalLmConfig, DitConfig, MaskedLmConfig, VitConfig
+from diffusionblocks.config import (
+    CONFIGS,
+    BlockwiseConfig,
+    CausalLmConfig,
+    DitConfig,
+    MaskedLmConfig,
+    RecurrentLmConfig,
+    VitConfig,
+)
 from diffusionblocks.errors import InputError
 from diffusionblocks.training.config import Budget, TrainingConfig
 
@@ -148,7 +156,7 @@ class RunConfig(BlockwiseConfig, TrainingConfig):
 
     def depth(self) -> int:
         """Layers of the largest unit: the whole network's, or those of the largest block."""
-        if self.method in ("end-to-end", "checkpointing"):
+        if self.method not in ("shallow", "shallow-ensemble", "blocks", "trunk"):
             return self.num_layers
         return max(self.layer_split) if self.layer_split else math.ceil(self.num_layers / self.num_blocks)
 
@@ -208,6 +216,35 @@ class CausalLmRun(CausalLmConfig, TextData, RunConfig):
     tie_embeddings: bool = Field(False, description="whether the head has the weights of the embedding")
 
 
+class RecurrentLmRun(RecurrentLmConfig, CausalLmRun):
+    """A language model whose middle layers are a recurrent core."""
+
+    method: Literal["blocks", "end-to-end", "full-bptt", "unlooped"] = Field(
+        "blocks",
+        description="blocks: one denoiser; or a control: the network as a loop trained end to end, by backpropagation "
+        "through the last passes or through all; or without a loop",
+    )
+    budget: Literal["samples", "wall-clock"] = Field(
+        "samples", description="what a comparison gives every method as much of: updates, or seconds of training"
+    )
+    num_recurrences: int = Field(
+        32, ge=1, description="passes of the core in a loop: their mean in training, and how many there are after it"
+    )
+    bptt_steps: int = Field(8, ge=1, description="end to end: the last passes, which gradients go through")
+
+    @model_validator(mode="after")
+    def _core_fits(self) -> "RecurrentLmRun":
+        if self.prelude + self.coda >= self.num_layers:
+            raise InputError(
+                "prelude + coda",
+                self.prelude + self.coda,
+                f"fewer than num_layers={self.num_layers}: the layers between them are the core",
+            )
+        if self.trunk:
+            raise InputError("trunk", self.trunk, "0: there is one block alone, and nothing branches off")
+        return self
+
+
 ImageRun = VitRun | DitRun
 TextRun = MaskedLmRun | CausalLmRun
 AnyRun = ImageRun | TextRun
@@ -218,6 +255,7 @@ RUN_CONFIGS: dict[str, type[AnyRun]] = {
     "dit": DitRun,
     "masked-lm": MaskedLmRun,
     "causal-lm": CausalLmRun,
+    "recurrent-lm": RecurrentLmRun,
 }
 """The settings class of each family."""
 

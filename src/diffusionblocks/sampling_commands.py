@@ -3,7 +3,16 @@
 import argparse
 from pathlib import Path
 
-from diffusionblocks.arguments import device_of, guidance_of, number_of, refuse_foreign, steps_of, whole, whole_or_none
+from diffusionblocks.arguments import (
+    device_of,
+    guidance_of,
+    number_of,
+    refuse_foreign,
+    steps_of,
+    whole,
+    whole_list,
+    whole_or_none,
+)
 from diffusionblocks.errors import InputError
 
 SAMPLE_FLAGS = {
@@ -17,7 +26,7 @@ def sample(arguments: argparse.Namespace) -> int:
     from diffusionblocks.evaluation.opening import family_in
 
     family = family_in(Path(arguments.run))
-    if family == "causal-lm":
+    if family in ("causal-lm", "recurrent-lm"):
         raise InputError("run", arguments.run, "a model of images or masked text", f"dblocks generate {arguments.run}")
     refuse_foreign(arguments, SAMPLE_FLAGS, family)
     return _sample_texts(arguments) if family == "masked-lm" else _sample_images(arguments)
@@ -72,7 +81,12 @@ def generate(arguments: argparse.Namespace) -> int:
         prompts=tuple(arguments.prompt or [""]),
         num=whole("num", arguments.num, 1),
         max_new_tokens=whole_or_none("max_new_tokens", arguments.max_new_tokens),
-        num_sampling_steps=steps_of(arguments),
+        num_sampling_steps=(
+            None
+            if arguments.num_sampling_steps is None
+            else whole_list("num_sampling_steps", arguments.num_sampling_steps)
+        ),
+        settle=number_of("settle", arguments.settle),
         decoding=arguments.decoding,
         start=arguments.start,
         bridge=arguments.bridge,

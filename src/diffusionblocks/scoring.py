@@ -171,6 +171,19 @@ class NextTokenScoring(LanguageScoring):
         return {"tokens_per_second": costs["generation"]["median"], "head_share": costs["head_share"]}
 
 
+class RecurrentScoring(NextTokenScoring):
+    """As of autoregressive models, with the bits by depth."""
+
+    def header(self, result: dict[str, Any], comparison: Comparison) -> dict[str, Any]:
+        return {**super().header(result, comparison), "depth_windows": result["depth"]["windows"]}
+
+    def bits(self, result: dict[str, Any]) -> dict[str, Any]:
+        found = super().bits(result)
+        if "depth" not in result:
+            return found
+        return {**found, "curve": result["depth"]["curve"], "early_exit": result["depth"]["early_exit"]}
+
+
 _TEXT_METRICS = {
     "ngram_divergence": "divergence_characters_3",
     "distinct_2": "distinct_words_2",
@@ -184,5 +197,6 @@ SCORING: dict[str, Scoring] = {
     "dit": GeneratorScoring(),
     "masked-lm": LanguageScoring(),
     "causal-lm": NextTokenScoring(),
+    "recurrent-lm": RecurrentScoring(),
 }
 """How the runs of each family are scored."""

@@ -12,6 +12,7 @@ from diffusionblocks.block import plan_of
 from diffusionblocks.data.subwords import SubwordTokenizer
 from diffusionblocks.data.text import TokenSet
 from diffusionblocks.data.tokenizers import Tokenizer
+from diffusionblocks.evaluation.depth import DEPTHS, depth_curve, is_recurrent
 from diffusionblocks.evaluation.language import EXAMPLES, judges, reference_texts
 from diffusionblocks.evaluation.next_token import CausalModel, evaluate_next_token
 from diffusionblocks.evaluation.text_scores import score_texts
@@ -34,6 +35,8 @@ class CausalOptions:
         samples: texts of each sampling seed; 0: none.
         sampling_seeds: the seeds.
         num_sampling_steps, decoding, start, bridge, temperature, top_p: see `families.causal_decoding.Decoding`.
+        depths: numbers of passes that a recurrent network is scored with besides; none: no curve.
+        depth_windows: windows that it is scored on for that.
         judge: a causal language model for generative perplexity (see `judge`), or None.
         mauve: a model whose features MAUVE takes, or None.
         batch_size: windows, and texts, at a time.
@@ -49,6 +52,8 @@ class CausalOptions:
     bridge: str | None = None
     temperature: float | None = None
     top_p: float | None = None
+    depths: tuple[int, ...] = DEPTHS
+    depth_windows: int = 256
     judge: str | None = None
     mauve: str | None = None
     batch_size: int = 64
@@ -63,7 +68,8 @@ def evaluate_causal_model(model: CausalModel, data: TokenSet, options: CausalOpt
         options: how it is scored.
 
     Returns:
-        What `evaluate_next_token` gives, with `plan`, `tokenizer`, `memory_bytes` and, if texts are generated,
+        What `evaluate_next_token` gives, with `plan`, `tokenizer`, `memory_bytes`, of a recurrent network `depth` (what
+        `depth_curve` gives) and, if texts are generated,
         `sampling`, `text` (what `score_texts` gives) and `examples`; for an ensemble also the same of its first member
         alone, as the only one in `members`.
 
@@ -93,6 +99,8 @@ def evaluate_causal_model(model: CausalModel, data: TokenSet, options: CausalOpt
         result["plan"] = plan.describe()
     if isinstance(model, CausalLmEnsemble):  # its first member is the shallow network alone
         result["members"] = [evaluate_causal_model(model.members[0], data, options)]  # type: ignore[arg-type]
+    if is_recurrent(model) and options.depths:
+        result["depth"] = depth_curve(model, data, options.depths, options.depth_windows, options.seed)
     if not options.samples:
         return result
     prompts, texts = torch.zeros(options.samples, 0, dtype=torch.long), []

@@ -107,6 +107,26 @@ def step_times(
     }
 
 
+def mean_seconds(configs: Mapping[str, AnyRun], device: str = "cpu", updates: int = 96) -> dict[str, float]:
+    """Mean seconds of an update of each method that is one network, in alternation.
+
+    The mean, where `step_times` has medians: an update of a loop takes as long as the number of passes it has drawn.
+
+    Args:
+        configs: methods by name.
+        device: where to compute.
+        updates: of each method, in turns of 8; the first turn is to warm up.
+    """
+    units = {name: (config, *_prepared(build_units(config)[0], config, device)) for name, config in configs.items()}
+    seconds = dict.fromkeys(units, 0.0)
+    for turn in track(range(updates // 8 + 1), "pace", console=Console(stderr=True), transient=True):
+        for name, (config, unit, optimizer) in units.items():
+            start = time.perf_counter()
+            _turn(unit, optimizer, config, range(8 * turn, 8 * turn + 8), 0)
+            seconds[name] += (time.perf_counter() - start) if turn else 0.0
+    return {name: total / updates for name, total in seconds.items()}
+
+
 def sampling_speed(
     configs: Mapping[str, AnyRun], device: str = "cpu", rounds: int = 5, images: int = 32
 ) -> dict[str, dict[str, float]]:

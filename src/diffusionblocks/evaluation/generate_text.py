@@ -19,6 +19,7 @@ from diffusionblocks.evaluation.causal import ONE_STEP, CausalModel, networks_of
 from diffusionblocks.evaluation.opening import family_in
 from diffusionblocks.families.causal_choice import Decoding, plain_decoding
 from diffusionblocks.families.causal_decoding import generate
+from diffusionblocks.families.recurrent_networks import LoopedLm
 from diffusionblocks.marks import PAD
 from diffusionblocks.model import BlockwiseModel
 from diffusionblocks.training.data import TOKENIZER_FOLDER
@@ -33,8 +34,10 @@ class GenerateOptions:
         prompts: what texts go on after; "" for a text from nothing.
         num: texts of each prompt.
         max_new_tokens: tokens after a prompt; None: 64, or as many as fit.
-        num_sampling_steps: steps of the chain.
-        decoding, start, bridge, bridge_temperature, bridge_top_k, temperature, top_p, cache, stale: see `Decoding`.
+        num_sampling_steps: steps of the chain, or passes of a recurrent network as a loop; one number, or one for each
+            prompt.
+        decoding, start, bridge, bridge_temperature, bridge_top_k, temperature, top_p, settle, cache, stale: see
+            `Decoding`.
         seed: text number k has the randomness of (seed, k).
         batch_size: texts at a time.
     """
@@ -42,7 +45,8 @@ class GenerateOptions:
     prompts: tuple[str, ...] = ("",)
     num: int = 1
     max_new_tokens: int | None = None
-    num_sampling_steps: int | None = None
+    num_sampling_steps: tuple[int, ...] | None = None
+    settle: float | None = None
     decoding: str | None = None
     start: str | None = None
     bridge: str | None = None
@@ -57,10 +61,10 @@ class GenerateOptions:
 
     def decoding_options(self) -> dict[str, Any]:
         """Those that are given, as `generate` takes them; whoever names a part of the chain asks for the chain."""
-        names = ("decoding", "start", "bridge", "bridge_temperature", "bridge_top_k", "temperature", "top_p", "seed")
+        of_chain = ("start", "bridge", "bridge_temperature", "bridge_top_k", "settle")
+        names = ("decoding", *of_chain, "temperature", "top_p", "seed")
         given = {name: getattr(self, name) for name in names if getattr(self, name) is not None}
-        of_chain = {"start", "bridge", "bridge_temperature", "bridge_top_k"} & given.keys()
-        if of_chain or self.stale or self.num_sampling_steps is not None:
+        if given.keys() & {*of_chain} or self.stale:
             given.setdefault("decoding", "chain")
         given |= {} if self.cache else {"cache": False}
         return given | ({"stale": True} if self.stale else {})
@@ -83,14 +87,21 @@ def generate_texts(
     model, tokenizer = open_model(folder)
     model.to(device)
     given, networks = options.decoding_options(), networks_of(model)
+    steps = _steps_of_prompts(options)
     if isinstance(model, BlockwiseModel):
+        if steps is not None:
+            given.setdefault("decoding", "chain")
         how: Decoding = Decoding.of(model.config, **given)  # type: ignore[arg-type]
-        plan = plan_of(model.config, options.num_sampling_steps)
+        plans = [plan_of(model.config, count) for count in steps or [None] * len(options.prompts)]
     else:
-        how, plan = plain_decoding(**given), ONE_STEP
-        if options.num_sampling_steps is not None:
-            raise InputError("num_sampling_steps", options.num_sampling_steps, "a run of blocks: this one has no plan")
+        how, plans = plain_decoding(**given), [ONE_STEP] * len(options.prompts)
+        if steps is not None:
+            if not isinstance(model, LoopedLm) or len(set(steps)) > 1:
+                known = "one number of passes for all prompts" if isinstance(model, LoopedLm) else "a run of blocks"
+                raise InputError("num_sampling_steps", steps, known)
+            model.num_recurrences = steps[0]
     prompts = [prompt for prompt in options.prompts for _ in range(options.num)]
+    plans = [plan for plan in plans for _ in range(options.num)]
     x = padded(prompts, tokenizer)
     given["max_new_tokens"] = new_tokens(x, networks[0].seq_len, options.max_new_tokens)
     start = time.perf_counter()
@@ -99,7 +110,7 @@ def generate_texts(
         ids = generate(
             networks,
             x,
-            plan,
+            plans,
             batch_size=options.batch_size,
             advance=lambda count: progress.advance(task, count),
             stop=stop_token(tokenizer),
@@ -113,11 +124,26 @@ def generate_texts(
             for k, (prompt, text) in enumerate(texts)
         ]
         out.write_text("\n".join(lines) + "\n", encoding="utf-8")
-    words = words_of(model, how, plan)
-    chain = "" if words["sampler"] != "chain" else f" of {len(plan.steps)} steps from {how.start}, bridge {how.bridge}"
+    words = words_of(model, how, plans[0])
+    count = ", ".join(dict.fromkeys(str(len(plan.steps)) for plan in plans))
+    chain = "" if words["sampler"] != "chain" else f" of {count} steps from {how.start}, bridge {how.bridge}"
     made = f"{words['sampler']}{chain}, temperature {how.temperature:g}, top-p {how.top_p:g}, seed {options.seed}"
     speed = len(x) * given["max_new_tokens"] / seconds
     return texts, f"{len(x)} texts of up to {given['max_new_tokens']} tokens ({made}): {speed:,.0f} tokens/s"
+
+
+def _steps_of_prompts(options: GenerateOptions) -> list[int] | None:
+    """How many steps each prompt has; None: as many as the plan.
+
+    Raises:
+        InputError: neither one number nor one for each prompt.
+    """
+    steps, count = options.num_sampling_steps, len(options.prompts)
+    if steps is None:
+        return None
+    if len(steps) not in (1, count):
+        raise InputError("num_sampling_steps", list(steps), f"one number, or one for each of the {count} prompts")
+    return list(steps) * (count if len(steps) == 1 else 1)
 
 
 def open_model(folder: Path) -> tuple[CausalModel, Tokenizer]:
@@ -126,9 +152,9 @@ def open_model(folder: Path) -> tuple[CausalModel, Tokenizer]:
     Raises:
         InputError: a model of another family, or one without a tokenizer.
     """
-    if (found := family_in(folder)) != "causal-lm":
+    if (found := family_in(folder)) not in ("causal-lm", "recurrent-lm"):
         todo = "see dblocks sample" if found in ("dit", "masked-lm") else "see dblocks predict"
-        raise InputError("run", str(folder), f"a model of the family causal-lm, not {found}", todo)
+        raise InputError("run", str(folder), f"a model of the family causal-lm or recurrent-lm, not {found}", todo)
     if not (folder / TOKENIZER_FOLDER).is_dir():
         raise InputError("run", str(folder), f"a folder with {TOKENIZER_FOLDER}", "take the run, or its model")
     tokenizer = load_tokenizer(folder / TOKENIZER_FOLDER)

@@ -19,6 +19,7 @@ from torch import Tensor
 from diffusionblocks.data.text import TokenSet
 from diffusionblocks.errors import InputError
 from diffusionblocks.evaluation.likelihood import standard_error
+from diffusionblocks.families.causal_choice import change
 from diffusionblocks.families.causal_lm import CausalLmBlock
 from diffusionblocks.families.causal_networks import CausalLmEnsemble, PlainCausalLm, average
 from diffusionblocks.families.token_loss import CHUNK_LOGITS
@@ -36,14 +37,21 @@ Answer = Callable[[int, Tensor | None], Tensor]
 
 
 def chain_nats(
-    answer: Answer, plan: SamplingPlan, table: Tensor, y: Tensor, eps: Tensor, start: str = "zero"
-) -> Tensor:
-    """A bound on -log p(y) of a chain with a sampled bridge, for each token: (B, n) float64, in nats.
+    answer: Answer,
+    plan: SamplingPlan,
+    table: Tensor,
+    y: Tensor,
+    eps: Tensor,
+    start: str = "zero",
+    settle: float | None = None,
+) -> tuple[Tensor, Tensor]:
+    """A bound on -log p(y) of a chain with a sampled bridge, and the number of its steps, for each token: (B, n) each.
 
     The chain draws a token from each step's answer and moves z towards it (`sampling.ancestral`). Along the path that
     leads to y, a step costs what its answer takes for y, less what it would take if it saw the step's z':
     CE(p) - CE(softmax(log p + u e)), u = z'/sigma'^2 - z/sigma^2; the last step costs CE(p). It is exact for exact
-    posteriors, at any number of steps (ours).
+    posteriors, at any number of steps (ours). Where a chain ends early is told by its z alone, so the bound is one
+    for a chain that does, with its last step where it ends.
 
     Args:
         answer: the answers.
@@ -52,27 +60,36 @@ def chain_nats(
         y: tokens (B, n), 0 or more.
         eps: (steps, B, n, target_dim), unit normal.
         start: "zero", as if from an infinite level, which costs nothing; or "noise", which costs 1 / (2 sigma_max^2).
+        settle: as in `Decoding`.
+
+    Returns:
+        (nats, steps), float64.
     """
     target, z = table[y], None
-    total = torch.zeros(y.shape, dtype=torch.float64, device=y.device)
+    total, steps = torch.zeros(2, *y.shape, dtype=torch.float64, device=y.device)
+    going, before = torch.ones_like(y, dtype=torch.bool), None
     if start == "noise":
         first = plan.steps[0].sigma
         z = target + first * eps[0]
         total += target.double().square().sum(dim=-1) / (2 * first**2)
     for number, step in enumerate(plan.steps):
         log_probs = answer(number, z).double()
-        total -= chosen(log_probs, y)
-        if step.sigma_next == 0:
+        total -= going * chosen(log_probs, y)
+        steps += going
+        if settle is not None and before is not None:
+            going = going & (change(log_probs, before) >= settle)
+        if step.sigma_next == 0 or not bool(going.any()):
             break
+        before = log_probs
         ratio = 0.0 if z is None else (step.sigma_next / step.sigma) ** 2
         rest = target if z is None else ratio * z + (1.0 - ratio) * target
         # The first noise is the start's, if it has one.
         noise = eps[number + 1 if start == "noise" else number]
         after = rest + step.sigma_next * math.sqrt(1.0 - ratio) * noise
         u = after.double() / step.sigma_next**2 - (0.0 if z is None else z.double() / step.sigma**2)
-        total += chosen((log_probs + u @ table.double().T).log_softmax(dim=-1), y)
+        total += going * chosen((log_probs + u @ table.double().T).log_softmax(dim=-1), y)
         z = after
-    return total
+    return total, steps
 
 
 def chosen(log_probs: Tensor, y: Tensor) -> Tensor:
@@ -126,9 +143,15 @@ def noisy_start_nats(block: CausalLmBlock, sigma: float, x: Tensor, y: Tensor, n
 
 @torch.no_grad()
 def blocks_chain_nats(
-    blocks: Sequence[CausalLmBlock], plan: SamplingPlan, x: Tensor, y: Tensor, noise: Tensor, start: str
-) -> Tensor:
-    """`chain_nats` of blocks, for each token (B, n).
+    blocks: Sequence[CausalLmBlock],
+    plan: SamplingPlan,
+    x: Tensor,
+    y: Tensor,
+    noise: Tensor,
+    start: str,
+    settle: float | None = None,
+) -> tuple[Tensor, Tensor]:
+    """`chain_nats` of blocks, and its steps, for each token (B, n).
 
     Args:
         blocks: all blocks in order.
@@ -136,6 +159,7 @@ def blocks_chain_nats(
         x, y: what is before each token, and the tokens (B, n), 0 or more.
         noise: (2, steps + 1, B, n, target_dim), unit normal: of the path, and of the places that are looked back on.
         start: "zero" or "noise".
+        settle: as in `Decoding`.
     """
     path, looked = noise
     table = blocks[0].targets
@@ -149,7 +173,7 @@ def blocks_chain_nats(
             logits = block.apart(x, z, table[y] + step.sigma * looked[number], _level(step.sigma, x))
         return logits.double().log_softmax(dim=-1)
 
-    return chain_nats(answer, plan, table, y, path, start)
+    return chain_nats(answer, plan, table, y, path, start, settle)
 
 
 @torch.no_grad()
@@ -224,7 +248,7 @@ def _noisy_nats(
         drawn = [torch.randn(2, count, x.shape[1], width, generator=generator) for generator in generators]
         return torch.stack(drawn, dim=2).to(x.device)
 
-    rows = [blocks_chain_nats(blocks, plan, x, y, normal(steps + 1), start)]
+    rows = [blocks_chain_nats(blocks, plan, x, y, normal(steps + 1), start)[0]]
     rows.append(noisy_start_nats(blocks[0], plan.steps[0].sigma, x, y, normal(draws)))
     for block, noise in zip(blocks, normal(len(blocks))[0], strict=True):
         lo, hi = block.interval.lo, block.interval.hi

@@ -11,6 +11,7 @@ FAMILIES = {
     "dit": ("dit", "DitBlock", "diffusers"),
     "masked-lm": ("masked_lm", "MaskedLmBlock", "transformers"),
     "causal-lm": ("causal_lm", "CausalLmBlock", "transformers"),
+    "recurrent-lm": ("recurrent_lm", "RecurrentLmBlock", "transformers"),
 }
 """Of each family that a config can name: its file, its block class, and the package that its networks are from."""
 

@@ -25,6 +25,8 @@ class Decoding:
         bridge_top_k: tokens that "top-k" keeps.
         temperature: of the distribution that the token is drawn from.
         top_p: share of the most likely tokens that it is drawn from.
+        settle: the chain of a token ends where its answer has changed by less than this Kullback-Leibler divergence, in
+            nats, since the step before; None: at its last step.
         stop: a token that ends a text; None: no token does.
         seed: text number k has the randomness of (seed, k).
         cache: whether keys and values are kept from token to token.
@@ -43,6 +45,7 @@ class Decoding:
     bridge_top_k: int = 8
     temperature: float = 1.0
     top_p: float = 1.0
+    settle: float | None = None
     stop: int | None = None
     seed: int = 0
     cache: bool = True
@@ -66,6 +69,10 @@ class Decoding:
                 raise InputError(name, getattr(self, name), "a whole number of at least 1")
         if not 0 < self.top_p <= 1:
             raise InputError("top_p", self.top_p, "a share above 0 and at most 1")
+        if self.settle is not None and not (math.isfinite(self.settle) and self.settle > 0):
+            raise InputError("settle", self.settle, "a divergence above 0, in nats")
+        if self.settle is not None and self.decoding != "chain":
+            raise InputError("settle", self.settle, "decoding=chain: an average has no steps to leave out")
         if self.stale and not self.cache:
             raise InputError("stale", True, "cache=True: without a cache no place keeps anything")
 
@@ -90,7 +97,7 @@ def plain_decoding(**options: Any) -> Decoding:
         InputError: the options of a chain, which they do not have.
     """
     given = {name: value for name, value in options.items() if value is not None}
-    foreign = sorted(given.keys() & {"start", "bridge", "bridge_temperature", "bridge_top_k", "stale"})
+    foreign = sorted(given.keys() & {"start", "bridge", "bridge_temperature", "bridge_top_k", "stale", "settle"})
     if foreign or given.get("decoding", "average") != "average":
         raise InputError(foreign[0] if foreign else "decoding", given.get("decoding"), "a run of blocks")
     try:
@@ -127,6 +134,11 @@ def bridged(
     target = (values.softmax(dim=-1)[..., None] * table[which]).sum(dim=-2)
     share = step.sigma_next / step.sigma
     return (1.0 - share) * target if z is None else share * z + (1.0 - share) * target
+
+
+def change(log_probs: Tensor, before: Tensor) -> Tensor:
+    """The Kullback-Leibler divergence (...) of answers (..., V) from those of the step before, in nats."""
+    return (log_probs.exp() * (log_probs - before)).sum(dim=-1)
 
 
 def drawn(log_probs: Tensor, chance: Tensor, top_p: float = 1.0) -> Tensor:

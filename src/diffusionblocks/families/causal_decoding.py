@@ -16,7 +16,7 @@ from torch import Tensor
 from transformers import DynamicCache
 
 from diffusionblocks.errors import InputError
-from diffusionblocks.families.causal_choice import Decoding, bridged, drawn, plain_decoding
+from diffusionblocks.families.causal_choice import Decoding, bridged, change, drawn, plain_decoding
 from diffusionblocks.families.causal_lm import CausalLmBlock
 from diffusionblocks.families.causal_networks import PlainCausalLm, attention_masks, average
 from diffusionblocks.marks import BEGIN, PAD
@@ -38,7 +38,7 @@ class Texts:
 
     tokens: Tensor
     pads: Tensor
-    numbers: range
+    numbers: Sequence[int]
     steps: int
     width: int
     seed: int
@@ -96,6 +96,12 @@ class Memory:
     def clear(self) -> None:
         """Forget all of it."""
         self.cache, self.filled = DynamicCache(), 0
+        self.passes: list[DynamicCache] = []
+
+    def of_passes(self, count: int) -> list[DynamicCache]:
+        """Keys and values of the passes of a recurrent core, but for the last."""
+        self.passes += [DynamicCache() for _ in range(count - len(self.passes))]
+        return self.passes
 
 
 @dataclass
@@ -126,8 +132,8 @@ class Reader:
         network, size = self.network, len(texts.tokens)
         if isinstance(network, PlainCausalLm):
             embeds, places, kept = network.embed(tokens[:, first:]), texts.place(first, last), last
-            states = self._attend(texts, embeds, places, kept)
-            return network.head(states)
+            with network.reading(places, self.memory):
+                return network.head(self._attend(texts, embeds, places, kept))
         level = network.free_level if z is None else self.sigma
         sigma = torch.full((size,), level, dtype=torch.float64, device=tokens.device)
         width = network.targets.shape[1]
@@ -136,7 +142,8 @@ class Reader:
             clean, noisy = network.embed(tokens[:, first:]), network.enter(asked, sigma)
             embeds = torch.cat([clean, noisy], dim=1)
             with network.at(asked, sigma, clean.shape[1]):
-                return network.head(self._attend(texts, embeds, texts.place(first, last + 1), last))
+                states = self._attend(texts, embeds, texts.place(first, last + 1), last)
+            return network.head(network.with_evidence(states, asked[:, 0], sigma))
         if self.number is None:  # z = 0 in every place: a place is read once
             mixed, kept = asked.new_zeros(size, last - first, width), last
         else:
@@ -144,7 +151,8 @@ class Reader:
             mixed, kept = torch.stack([*found, asked[:, 0]], dim=1), last if stale else last - 1
         embeds = network.embed(tokens[:, first:]) + network.enter(mixed, sigma)
         with network.at(mixed, sigma):
-            return network.head(self._attend(texts, embeds, texts.place(first, last), kept))
+            states = self._attend(texts, embeds, texts.place(first, last), kept)
+        return network.head(network.with_evidence(states, asked[:, 0], sigma))
 
     def _looked_back(self, texts: Texts, column: int) -> Tensor:
         """The noisy targets (B, target_dim) of the tokens in a column, as later places see them."""
@@ -196,7 +204,7 @@ def readers_of(networks: Sequence[Any], plan: SamplingPlan, how: Decoding) -> li
 def generate(
     networks: Sequence[Any],
     x: Tensor,
-    plan: SamplingPlan,
+    plan: SamplingPlan | Sequence[SamplingPlan],
     *,
     batch_size: int = 64,
     advance: Callable[[int], None] = lambda tokens: None,
@@ -207,7 +215,7 @@ def generate(
     Args:
         networks: all blocks in order; or plain networks, whose log-probabilities are averaged.
         x: prompts (N, n), n may be 0; PAD before those that are shorter.
-        plan: the steps of the chain.
+        plan: the steps of the chain; or those of each text.
         batch_size: texts at a time.
         advance: called with the number of texts after each token, to show progress.
         **options: of `Decoding`; what is not given is as the blocks' config says.
@@ -224,12 +232,25 @@ def generate(
     if how.stale and not (isinstance(first, CausalLmBlock) and first.is_fused):
         raise InputError("stale", True, "blocks with context=fused: others have nothing that grows stale")
     x = check_prompts(x.cpu(), first, how.max_new_tokens)
-    batches = [range(start, min(start + batch_size, len(x))) for start in range(0, len(x), batch_size)]
-    return torch.cat([_generated(networks, x[rows.start : rows.stop], rows, plan, how, advance) for rows in batches])
+    plans = [plan] * len(x) if isinstance(plan, SamplingPlan) else list(plan)
+    if len(plans) != len(x):
+        raise InputError("plan", len(plans), f"one plan, or one for each of the {len(x)} texts")
+    found = torch.full((len(x), x.shape[1] + how.max_new_tokens), PAD)
+    for one in dict.fromkeys(plans):
+        of_it = [number for number, other in enumerate(plans) if other == one]
+        for first_row in range(0, len(of_it), batch_size):
+            rows = of_it[first_row : first_row + batch_size]
+            found[rows] = _generated(networks, x[rows], rows, one, how, advance)
+    return found
 
 
 def _generated(
-    networks: Sequence[Any], x: Tensor, numbers: range, plan: SamplingPlan, how: Decoding, advance: Callable[[int], Any]
+    networks: Sequence[Any],
+    x: Tensor,
+    numbers: Sequence[int],
+    plan: SamplingPlan,
+    how: Decoding,
+    advance: Callable[[int], Any],
 ) -> Tensor:
     """One batch of `generate`."""
     device = next(networks[0].parameters()).device
@@ -267,19 +288,27 @@ def _generated(
 def _chain(
     readers: Sequence[Reader], texts: Texts, plan: SamplingPlan, how: Decoding, noise: Sequence[Noise]
 ) -> Tensor:
-    """Log-probabilities (B, V) of the next token after the last step of the plan."""
+    """Log-probabilities (B, V) of the next token after the last step of the plan, or the one at which they settle.
+
+    A step that no text needs is left out; it reads the token's place when a later token asks for it.
+    """
     device = texts.tokens.device
+    answer, settled = torch.zeros(0), torch.zeros(len(texts.tokens), dtype=torch.bool, device=device)
     z: Tensor | None = None
     if how.start == "noise":
         z = plan.steps[0].sigma * torch.stack([one.start for one in noise]).to(device)
-    log_probs = torch.zeros(0)
     for number, (reader, step) in enumerate(zip(readers, plan.steps, strict=True)):
-        log_probs = reader.read(texts, z, how.stale).float().log_softmax(dim=-1)
+        before, log_probs = answer, reader.read(texts, z, how.stale).float().log_softmax(dim=-1)
+        answer = log_probs if number == 0 else torch.where(settled[:, None], before, log_probs)
+        if how.settle is not None and number > 0:
+            settled = settled | (change(log_probs, before) < how.settle)
+            if bool(settled.all()):
+                break
         if step.sigma_next > 0:
             eps = torch.stack([one.bridge[number] for one in noise]).to(device)
             chance = torch.stack([one.chance[1 + number] for one in noise])
             z = bridged(log_probs, z, step, reader.network.targets, how, chance, eps)
-    return log_probs
+    return answer
 
 
 def check_prompts(x: Tensor, network: Any, max_new_tokens: int) -> Tensor:

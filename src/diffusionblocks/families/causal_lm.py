@@ -12,6 +12,7 @@ with an exact likelihood. A share `z_dropout` of the training samples is of this
 """
 
 import contextlib
+import dataclasses
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, cast
@@ -49,6 +50,7 @@ class CausalLmBlock(Block):
     family = "causal-lm"
     backbone_classes = CLASSES
     has_targets = True
+    plan_per_sample = True
     plain = PlainCausalLm
     ensemble = CausalLmEnsemble
 
@@ -65,8 +67,12 @@ class CausalLmBlock(Block):
             raise InputError("targets", len(targets), f"{self.vocabulary.size} rows, one for each token")
         self.is_fused = config.context == "fused"
         self.free_level = FREE * self.law.noisiest
+        self.add_entry(targets.shape[1], network.hidden_size)
+
+    def add_entry(self, target_size: int, hidden_size: int) -> None:
+        """Make what brings z into the network."""
         # In concat the bias is the embedding of a noisy place.
-        self.entry = nn.Linear(targets.shape[1], network.hidden_size, bias=not self.is_fused)
+        self.entry = nn.Linear(target_size, hidden_size, bias=not self.is_fused)
         if self.is_fused:  # a fresh block is the network itself, whatever z
             nn.init.zeros_(self.entry.weight)
 
@@ -111,8 +117,23 @@ class CausalLmBlock(Block):
         return self.backbone.get_input_embeddings()(self.vocabulary.ids(x))  # type: ignore[operator]
 
     def head(self, states: Tensor) -> Tensor:
-        """Logits (..., V) of states (..., d)."""
-        return self.backbone.get_output_embeddings()(states)[..., : self.vocabulary.size]  # type: ignore[operator]
+        """Logits (..., V) of states (..., d), or of those `with_evidence`."""
+        network: Any = self.backbone
+        if not self.config.evidence:
+            return network.get_output_embeddings()(states)[..., : self.vocabulary.size]
+        width = network.config.hidden_size
+        logits = network.get_output_embeddings()(states[..., :width].to(network.dtype))[..., : self.vocabulary.size]
+        return logits.float() + states[..., width:].float() @ self.targets.T
+
+    def with_evidence(self, states: Tensor, z: Tensor, sigma: Tensor) -> Tensor:
+        """States (..., d), followed by z / sigma^2 (..., target_dim) where the readout has the evidence of z.
+
+        By Bayes' rule z adds z e_k / sigma^2 to the log-probability of token k with the target e_k of unit norm (ours):
+        a readout that has it leaves to the network what only the text before tells.
+        """
+        if not self.config.evidence:
+            return states
+        return torch.cat([states.float(), z / precondition.per_sample(sigma, z).square()], dim=-1)
 
     def enter(self, z: Tensor, sigma: Tensor) -> Tensor:
         """What z (B, n, target_dim) at sigma (B,) or (B, n) adds to embeddings (B, n, d), in their dtype."""
@@ -179,12 +200,13 @@ class CausalLmBlock(Block):
             clean: in concat, the number of clean places before the noisy ones; None: as many.
         """
         assert self.conditioning is not None
-        with self.slot.set(NoiseLevel(self.modulation(z, sigma, clean) if self.modulated else None)):
+        modulation = self.modulation(z, sigma, clean) if self.modulated else None
+        with self.slot.set(dataclasses.replace(self.level(z, sigma), modulation=modulation)):
             yield
 
     def states(self, x: Tensor, z: Tensor, sigma: Tensor) -> Tensor:
         """Last hidden states (B, n, d) of the places of y; arguments as for `forward`."""
-        return super().forward(x, z, sigma)
+        return self.with_evidence(super().forward(x, z, sigma), z, sigma)
 
     def forward(self, x: Tensor, z: Tensor, sigma: Tensor) -> Tensor:
         """Logits (B, n, V) of y.
@@ -214,10 +236,11 @@ class CausalLmBlock(Block):
         if not self.is_fused:
             return self(x, z, sigma)
         place = torch.arange(x.shape[1], device=x.device)
-        with self.at(z, sigma):
+        with self.at(torch.cat([context, z], dim=1), sigma):
             before = self.embed(x)
             looked_at, asked = before + self.enter(context, sigma), before + self.enter(z, sigma)
-            return self.head(self.two_streams(looked_at, asked, place, place, place[:, None] > place))
+            states = self.two_streams(looked_at, asked, place, place, place[:, None] > place)
+        return self.head(self.with_evidence(states, z, sigma))
 
     def denoised(self, readout: Tensor) -> Tensor:
         """The mean target (B, n, target_dim): probabilities times the table."""

@@ -66,12 +66,6 @@ class PlainCausalLm(nn.Module):
         self.vocabulary = Vocabulary.of(backbone.config)
         self.seq_len: int = cast(Any, backbone.config).max_position_embeddings
 
-    @classmethod
-    def build(cls, backbone_config: Any, index: int, name: str) -> "PlainCausalLm":
-        """A fresh one."""
-        network: Any = TRANSFORMERS.build(TRANSFORMERS.class_of(backbone_config, CLASSES), backbone_config)
-        return cls(network, index, name)
-
     @property
     def layers(self) -> nn.ModuleList:
         return self.backbone.base_model.layers  # type: ignore[return-value]
@@ -98,6 +92,11 @@ class PlainCausalLm(nn.Module):
     def head(self, states: Tensor) -> Tensor:
         """Logits (..., V) of states (..., d)."""
         return self.backbone.get_output_embeddings()(states)[..., : self.vocabulary.size]  # type: ignore[operator]
+
+    @contextlib.contextmanager
+    def reading(self, places: Tensor, memory: Any) -> Iterator[None]:
+        """Inside, the backbone reads places (B, k) that follow those in a memory of keys and values."""
+        yield
 
     @contextlib.contextmanager
     def unmodulated(self) -> Iterator[None]:

@@ -64,11 +64,6 @@ class PlainVit(nn.Module):
         super().__init__()
         self.backbone, self.index, self.name = backbone, index, name
 
-    @classmethod
-    def build(cls, backbone_config: ViTBackboneConfig, index: int, name: str) -> "PlainVit":
-        """A fresh one."""
-        return cls(ViTForImageClassification(backbone_config), index, name)
-
     @property
     def layers(self) -> nn.ModuleList:
         return self.backbone.get_submodule(LAYERS_PATH)  # type: ignore[return-value]

@@ -11,7 +11,11 @@ WHOLE = ("end-to-end", "checkpointing")
 OF_BLOCKS = ("blocks", "blocks+trunk")
 OF_SAMPLING = "guidance"
 """In the variants that are another way to sample; they are held against what is sampled in the same way only."""
-BUDGETS = {"layer-evaluations": "equal layer evaluations", "samples": "equal samples"}
+BUDGETS = {
+    "layer-evaluations": "equal layer evaluations",
+    "wall-clock": "equal time",
+    "samples": "equal samples",
+}
 
 Groups = dict[Key, list[Row]]
 

@@ -110,6 +110,7 @@ PAGES: dict[str, Callable[[Path, str, str | None, str, str], dict[str, Any]]] = 
     "dit": _generation,
     "masked-lm": _language,
     "causal-lm": _next_token,
+    "recurrent-lm": _next_token,
 }
 """What makes the page of a run, by its family: (run folder, split, data folder, prefix, device) -> page."""
 

@@ -11,7 +11,7 @@ from diffusionblocks.conversion import build_block, with_measured_scale
 from diffusionblocks.errors import InputError
 from diffusionblocks.families import block_class_of
 from diffusionblocks.randomness import seeded
-from diffusionblocks.run_config import AnyRun, CausalLmRun, DitRun, ImageRun, MaskedLmRun, TextRun
+from diffusionblocks.run_config import AnyRun, CausalLmRun, DitRun, ImageRun, MaskedLmRun, RecurrentLmRun, TextRun
 from diffusionblocks.training.data import DataFacts
 
 
@@ -148,15 +148,18 @@ def build_units(config: AnyRun, facts: DataFacts | None = None, only: int | None
         base, blockwise = backbone_config(config, config.num_layers, facts), blockwise_of(config, facts)
         which = range(config.num_blocks) if only is None else [only]
         return [build_block(base, blockwise, index, config.seed) for index in which]
-    base, plain = backbone_config(config, config.depth(), facts), block_class_of(config.family).plain
-    if config.method == "trunk" or plain is None:
+    base, block_class = backbone_config(config, config.depth(), facts), block_class_of(config.family)
+    if config.method == "trunk" or block_class.plain is None:
         whole = blockwise_of(config, facts)
         if config.method == "shallow-ensemble":
             return [_member(build_block(base, whole, 0, config.seed, key=k), k) for k in range(config.num_blocks)]
         return [build_block(base, whole, 0, config.seed)]
-    if config.method == "shallow-ensemble":
-        return [_plain(plain, base, config.seed, index, f"member-{index}") for index in range(config.num_blocks)]
-    return [_plain(plain, base, config.seed, 0, "network")]
+    of_ensemble, units = config.method == "shallow-ensemble", []
+    for index in range(config.num_blocks if of_ensemble else 1):
+        with seeded("cpu", config.seed, "backbone", index):
+            backbone = block_class.framework.build(block_class.class_of(base), base)
+        units.append(control(config, backbone, index, f"member-{index}" if of_ensemble else "network"))
+    return units
 
 
 def _member(network: Block, number: int) -> Block:
@@ -165,6 +168,19 @@ def _member(network: Block, number: int) -> Block:
     return network
 
 
-def _plain(plain: Any, base: Any, seed: int, index: int, name: str) -> nn.Module:
-    with seeded("cpu", seed, "backbone", index):
-        return plain.build(base, index, name)
+def control(config: AnyRun, backbone: Any, index: int = 0, name: str = "network") -> nn.Module:
+    """What a run trains that has no blocks, around a network: the plain one, or a recurrent one as a loop."""
+    if not isinstance(config, RecurrentLmRun) or config.method == "unlooped":
+        plain: Any = block_class_of(config.family).plain
+        return plain(backbone, index, name)
+    from diffusionblocks.families.recurrent_networks import LoopedLm
+
+    return LoopedLm(
+        backbone,
+        index,
+        name,
+        prelude=config.prelude,
+        coda=config.coda,
+        num_recurrences=config.num_recurrences,
+        with_gradient=None if config.method == "full-bptt" else config.bptt_steps,
+    )
