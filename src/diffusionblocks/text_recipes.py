@@ -144,7 +144,7 @@ def ar_owt() -> dict[str, Any]:
 
 
 def _recurrent(updates: int) -> dict[str, Any]:
-    """A small recurrent-depth network: 1 layer, a core of 2 and 1 layer; as a loop, 8 passes and gradients through 4."""
+    """A small recurrent-depth network, 1 + 2 + 1 layers; as a loop, 8 passes and gradients through 4."""
     return {
         "family": "recurrent-lm",
         "num_layers": 4,

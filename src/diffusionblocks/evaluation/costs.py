@@ -73,8 +73,13 @@ def random_batches(config: AnyRun) -> TensorBatches:
 def step_memory(config: AnyRun, device: str = "cpu") -> MemoryReport:
     """Measured memory of an update of the method's largest unit (the first of those), over two real updates."""
     largest = max(build_units(config), key=lambda unit: len(unit.layers))  # type: ignore[arg-type]
+    return unit_memory(largest, config, device)
+
+
+def unit_memory(unit: nn.Module, config: AnyRun, device: str = "cpu") -> MemoryReport:
+    """Measured memory of an update of a unit, over two real updates on the recipe's settings."""
     training = config.training().model_copy(update={"updates": 2, "epochs": None})
-    trainer = Trainer([largest], random_batches(config), training, device=device, progress=False)
+    trainer = Trainer([unit], random_batches(config), training, device=device, progress=False)
     (report,) = trainer.train().values()
     return report
 

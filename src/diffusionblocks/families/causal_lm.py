@@ -26,7 +26,7 @@ from transformers.generation.utils import GenerateDecoderOnlyOutput
 
 from diffusionblocks import precondition, targets
 from diffusionblocks.block import Block, NoiseDraw
-from diffusionblocks.conditioning import Modulation, NoiseLevel
+from diffusionblocks.conditioning import Modulation
 from diffusionblocks.config import CausalLmConfig
 from diffusionblocks.errors import InputError
 from diffusionblocks.families.causal_networks import (

@@ -1,7 +1,7 @@
 """Recurrent-depth language models: the looped network is one denoiser over the whole range of noise levels.
 
-The layers of a decoder are a prelude, a recurrent core and a coda (`recurrence`). The state of the core in each place is
-a noisy embedding of the token after it, so a training step is one pass, and a loop of K passes is a chain of K denoising
+The layers of a decoder are a prelude, a recurrent core and a coda (`recurrence`). The state of the core in a place is a
+noisy embedding of the token after it, so a training step is one pass, and a loop of K passes is a chain of K denoising
 steps. A place sees the noisy tokens of the places before it, which are versions of tokens that it sees anyway.
 """
 

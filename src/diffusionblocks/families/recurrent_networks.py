@@ -105,7 +105,7 @@ class LoopedLm(PlainCausalLm):
             yield
 
     def free(self, x: Tensor) -> Tensor:
-        """Last hidden states (B, n, d) after each of x (B, n), `num_recurrences` passes from the mean of the starts, 0."""
+        """Last hidden states (B, n, d) after each of x (B, n), `num_recurrences` passes from 0, the mean start."""
         with self.looping(torch.zeros(*x.shape, self.width, device=x.device), self.num_recurrences):
             return super().free(x)
 
