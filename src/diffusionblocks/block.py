@@ -159,7 +159,7 @@ class Block(nn.Module, abc.ABC):
         """Weighted denoising loss of each sample (B,) for inputs x, targets y and given noise."""
 
     @classmethod
-    def decoding_options(cls, config: Any, num_sampling_steps: int | None = None, **options: Any) -> dict[str, Any]:
+    def decoding_options(cls, config: Any, num_sampling_steps: Any = None, **options: Any) -> dict[str, Any]:
         """Options of `decode` for a model with this config: those given, and what the config says about the others."""
         return options
 

@@ -242,7 +242,7 @@ class Comparison:
         if "shallow" in methods:
             once = self.config(method="shallow", **key)
             # The first member of the ensemble is this very network; it need not be trained again.
-            if "shallow-ensemble" in methods and "layer-evaluations" in self.budgets:
+            if "shallow-ensemble" in methods and "layer-evaluations" in (self.budgets or ()):
                 members = self.config(method="shallow-ensemble", **key)
                 yield "shallow-ensemble-layer-evaluations", "shallow", once, members
             else:

@@ -92,7 +92,8 @@ def predict(config: AnyRun) -> MemoryReport:
     """
     layers = config.depth()
     if isinstance(config, RecurrentLmRun):  # its layers are of three kinds, so it is traced as it is
-        return _trace(config.model_copy(update={"precision": precision_here(config), "data": ""}), layers).report
+        whole = config.model_copy(update={"precision": precision_here(config), "data": ""})
+        return _trace(whole, layers).report  # type: ignore[arg-type]  # as below
     traced = _traced_settings(config)
 
     def trace(num_layers: int) -> _Trace:

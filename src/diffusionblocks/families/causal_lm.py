@@ -273,7 +273,7 @@ class CausalLmBlock(Block):
         return mean_loss(losses, y)
 
     @classmethod
-    def decoding_options(cls, config: Any, num_sampling_steps: int | None = None, **options: Any) -> dict[str, Any]:
+    def decoding_options(cls, config: Any, num_sampling_steps: Any = None, **options: Any) -> dict[str, Any]:
         """Those given; `families.causal_decoding` takes the others from the config."""
         if num_sampling_steps is not None:
             options.setdefault("decoding", "chain")

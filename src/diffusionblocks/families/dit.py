@@ -135,7 +135,7 @@ class DitBlock(Block):
         return denoise
 
     @classmethod
-    def decoding_options(cls, config: Any, num_sampling_steps: int | None = None, **options: Any) -> dict[str, Any]:
+    def decoding_options(cls, config: Any, num_sampling_steps: Any = None, **options: Any) -> dict[str, Any]:
         return {"sampler": config.sampler, "guidance": config.guidance, **options}
 
     @classmethod

@@ -107,7 +107,7 @@ class MaskedLmBlock(Block):
         return loss
 
     @classmethod
-    def decoding_options(cls, config: Any, num_sampling_steps: int | None = None, **options: Any) -> dict[str, Any]:
+    def decoding_options(cls, config: Any, num_sampling_steps: Any = None, **options: Any) -> dict[str, Any]:
         return {"sampler": config.sampler, "temperature": config.temperature, **options}
 
     @classmethod

@@ -22,7 +22,7 @@ from diffusionblocks.families.token_loss import token_losses
 from diffusionblocks.recurrence import Passes, Recurrence
 
 
-def core_of(layers: nn.ModuleList, prelude: int, coda: int) -> nn.ModuleList:
+def core_of(layers: nn.ModuleList, prelude: int, coda: int) -> list[nn.Module]:
     """The layers of the core: all but the first `prelude` and the last `coda`.
 
     Raises:
@@ -31,7 +31,7 @@ def core_of(layers: nn.ModuleList, prelude: int, coda: int) -> nn.ModuleList:
     if prelude + coda >= len(layers):
         known = f"fewer than the network's {len(layers)} layers: those between them are the core"
         raise InputError("prelude + coda", prelude + coda, known)
-    return layers[prelude : len(layers) - coda]  # type: ignore[return-value]
+    return list(layers)[prelude : len(layers) - coda]
 
 
 @dataclass(frozen=True)

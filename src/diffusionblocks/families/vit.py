@@ -174,7 +174,7 @@ class VitBlock(Block):
         return loss
 
     @classmethod
-    def decoding_options(cls, config: Any, num_sampling_steps: int | None = None, **options: Any) -> dict[str, Any]:
+    def decoding_options(cls, config: Any, num_sampling_steps: Any = None, **options: Any) -> dict[str, Any]:
         options["decoding"] = decoding_of(config, num_sampling_steps=num_sampling_steps, **options)
         options.setdefault("start", config.start)
         # Without a generator the start noise is a fixed one, so that a plain call is a function of x.
