@@ -43,6 +43,7 @@ def compare(comparison: Comparison, folder: Path, device: str = "cpu", progress:
         InputError: settings or data that do not fit; a folder with runs of other settings.
         Interrupted: Ctrl-C; the same call goes on.
     """
+    comparison.entries()  # refuses settings that do not fit before there is a folder
     folder.mkdir(parents=True, exist_ok=True)
     if "wall-clock" in (comparison.budgets or ()):
         paces = measure_paces(comparison, folder / "paces.json", device)

@@ -30,7 +30,7 @@ class NoiseLevel:
         modulation: (log_scale or None, shift) of every norm site, each (B, d), or (B, n, d) where it differs by token.
         token: the embedded noisy target (B, d), for a family in which it enters as a token.
         readout: (c_skip * z, c_out), (B, d) and (B, 1), for a readout of the preconditioned denoiser.
-        state: what enters a recurrent core (B, n, d').
+        state: what enters a recurrent core (B, n, d'), or (B, 1, d') for the same in every place.
         passes: how often that runs (see `recurrence`); None: once.
     """
 

@@ -82,7 +82,8 @@ class EnterCore:
         return nn.functional.rms_norm(hidden, hidden.shape[-1:])
 
     def _mixed(self, state: Tensor, prelude: Tensor) -> Tensor:
-        return self.adapter(torch.cat([state.to(prelude.dtype), prelude], dim=-1))
+        state = state.to(prelude.dtype).expand(*prelude.shape[:-1], -1)
+        return self.adapter(torch.cat([state, prelude], dim=-1))
 
 
 def _with_cache(kwargs: dict[str, Any], cache: Cache) -> dict[str, Any]:
