@@ -8,7 +8,7 @@ from torch.nn import functional
 from diffusionblocks.conditioning import LevelSlot, NoiseLevel
 from diffusionblocks.families.recurrent_networks import LoopDraw, core_of, draw_count
 from diffusionblocks.families.vit import PlainVit, VitBlock
-from diffusionblocks.precondition import c_in, per_sample
+from diffusionblocks.precondition import c_skip, per_sample
 from diffusionblocks.recurrence import Passes, Recurrence
 
 PRELUDE, CODA = 1, 1
@@ -28,9 +28,8 @@ class RecurrentVitBlock(VitBlock):
         return self.layers[PRELUDE:]
 
     def level(self, z, sigma):
-        # As large as the share of the target in it.
-        scale = self.sigma_data * c_in(sigma, self.sigma_data) ** 2
-        return NoiseLevel(state=(per_sample(scale, z) * z)[:, None])
+        # The best linear guess of the target that z gives.
+        return NoiseLevel(state=(per_sample(c_skip(sigma, self.sigma_data), z) * z)[:, None])
 
     def run_backbone(self, x, z, sigma):
         # What z says of each label by Bayes' rule need not be learned.

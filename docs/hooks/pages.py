@@ -33,6 +33,7 @@ GENERATED = {
     "edges": settings.edges,
     "plan": settings.plan,
     "public-names": settings.public_names,
+    "recurrent-vit": lambda: settings.example("recurrent_vit"),
     "results": results.page,
     "step-time": results.step_time,
 }

@@ -61,9 +61,9 @@ def public_names() -> str:
     return "\n\n".join(parts)
 
 
-def example() -> str:
-    """The family of the worked example as a code block."""
-    path = Path(__file__).parents[1] / "examples" / "mlp_family.py"
+def example(name: str = "mlp_family") -> str:
+    """A file of docs/examples as a code block."""
+    path = Path(__file__).parents[1] / "examples" / f"{name}.py"
     return f"```python\n{path.read_text(encoding='utf-8')}```"
 
 

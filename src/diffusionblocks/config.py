@@ -265,9 +265,15 @@ class RecurrentLmConfig(CausalLmConfig):
     prelude: int = Field(2, ge=0, description="layers before the core, which see the text alone")
     coda: int = Field(2, ge=0, description="layers after the core")
 
-    state_scale: Literal["unit", "signal"] = Field(
-        "signal",
-        description="size of the core's state: one at any level, or as large as the share of the target in it",
+    p_mean: float = Field(0.3, description="mean of log sigma in the noise law")
+    p_std: float = Field(1.0, gt=0, description="standard deviation of log sigma in the noise law")
+    sigma_min: float = Field(0.2, gt=0, description="smallest noise level")
+    sigma_max: float = Field(10.0, gt=0, description="largest noise level")
+
+    state_scale: Literal["unit", "target"] = Field(
+        "target",
+        description="what the core's state is: the noisy target at unit variance, or the best linear guess of the "
+        "target that it gives",
     )
     evidence: bool = Field(
         True, description="whether the readout adds what z says of each token by Bayes' rule, z e / sigma^2"

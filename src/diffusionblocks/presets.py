@@ -36,6 +36,8 @@ PAPER: dict[str, dict[str, Any]] = {
     "recurrent-lm": {
         "p_mean": -1.2,
         "p_std": 1.2,
+        "sigma_min": 0.002,
+        "sigma_max": 80.0,
         "conditioning": "adaln",
         "sigma_data": 0.5,
         "weight": "edm",

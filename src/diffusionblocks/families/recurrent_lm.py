@@ -33,11 +33,9 @@ class RecurrentLmBlock(CausalLmBlock):
         self.recurrence = Recurrence(self.slot, core, hidden_size, target_size)
 
     def level(self, z: Tensor, sigma: Tensor) -> NoiseLevel:
-        state = precondition.scaled(z, sigma, self.sigma_data)
-        if self.config.state_scale == "signal":
-            signal = self.sigma_data * precondition.c_in(sigma, self.sigma_data)
-            state = state * precondition.per_sample(signal, state)
-        return NoiseLevel(state=state)
+        if self.config.state_scale == "target":
+            return NoiseLevel(state=precondition.per_sample(precondition.c_skip(sigma, self.sigma_data), z) * z)
+        return NoiseLevel(state=precondition.scaled(z, sigma, self.sigma_data))
 
     def enter(self, z: Tensor, sigma: Tensor) -> Tensor:
         """Nothing is added to embeddings: z enters the core."""
