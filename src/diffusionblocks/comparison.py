@@ -70,6 +70,8 @@ VARIANTS: dict[str, dict[str, dict[str, Any]]] = {
         "without evidence": {"evidence": False},
         "state of unit size": {"state_scale": "unit"},
         "law of the paper": {"p_mean": -1.2, "p_std": 1.2, "sigma_min": 0.002, "sigma_max": 80.0},
+        "half see z": {"z_dropout": 0.5},
+        "preset of the paper": {"preset": "paper"},
     },
 }
 """Of each family what blocks are trained with besides. Guidance takes no training: it is a further score of the runs of
